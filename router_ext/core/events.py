@@ -1,0 +1,141 @@
+"""What happened: the only input of ``Scheduler.handle``. Past participles, immutable.
+
+Token counts are those of the backend's tokenizer. ``output_tokens`` counts tokens *kept* for the request
+(shown to its client or held for it); tokens dropped at a slice end are reported as ``dropped_tokens``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from router_ext.core.config import PoolConfig
+from router_ext.core.ids import BackendId, KeyId, RequestId, TenantId, TierName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestSpec:
+    """A request as the scheduler sees it: sizes and entitlements, never text.
+
+    Attributes:
+        prompt_tokens: measured or estimated input length; corrected by ``PromptMeasured``.
+        max_new_tokens: the client's cap, already clamped to what the model allows (>= 1).
+        predicted_output_tokens: median prediction, for estimates only; never decides safety.
+        slice_tokens: upper quantile of the predicted output, the preferred slice (>= 64 unless the cap is smaller).
+        is_sliceable: False for work that cannot be resumed (grammar, tools, best_of); it is dispatched whole.
+        num_sequences: independent generations behind this request on the backend (``best_of``, >= 1).
+        affinity: tenant-salted prefix key; requests with the same key prefer the same backend.
+        agent_id: the agent (program) the request belongs to, if declared.
+    """
+
+    request_id: RequestId
+    tenant: TenantId
+    key: KeyId
+    tier: TierName
+    prompt_tokens: int
+    max_new_tokens: int
+    predicted_output_tokens: int = 256
+    slice_tokens: int = 1024
+    is_sliceable: bool = True
+    num_sequences: int = 1
+    affinity: str | None = None
+    agent_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrived:
+    """A request was accepted by the gateway and wants to be queued."""
+
+    request: RequestSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptMeasured:
+    """The backend (or a tokenizer) told the true input length of the current segment's prompt."""
+
+    request_id: RequestId
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progressed:
+    """``output_tokens`` more tokens of a running request arrived (the first one means prefill is over)."""
+
+    request_id: RequestId
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SliceEnded:
+    """The running slice ended by ``length`` and the request has more to generate.
+
+    Its KV on the backend is free. ``dropped_tokens`` of the tokens reported by ``Progressed`` were given up to
+    make the cut exact (they are generated again, and not charged twice: high-water mark).
+    ``next_prompt_tokens`` is the input length of the next slice (prompt plus everything kept).
+    """
+
+    request_id: RequestId
+    dropped_tokens: int
+    next_prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """The request is complete; the backend has freed its KV."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """The upstream stream of a running request broke.
+
+    ``is_retryable``: it goes back to the front of its tenant's queue (kept tokens in ``next_prompt_tokens``,
+    ``dropped_tokens`` as in ``SliceEnded``); otherwise it ends here.
+    """
+
+    request_id: RequestId
+    is_retryable: bool
+    dropped_tokens: int = 0
+    next_prompt_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancelled:
+    """The client went away, in any state. The upstream has been closed in the same turn."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendChanged:
+    """A backend became usable or unusable (health, breaker). Requests running there report for themselves."""
+
+    backend: BackendId
+    is_up: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reconfigured:
+    """The pool's configuration was replaced; queues, ledger and counters survive."""
+
+    config: PoolConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimerFired:
+    """The instant asked for by ``SetTimer`` has come."""
+
+
+Event: TypeAlias = (
+    Arrived
+    | PromptMeasured
+    | Progressed
+    | SliceEnded
+    | Finished
+    | Failed
+    | Cancelled
+    | BackendChanged
+    | Reconfigured
+    | TimerFired
+)

@@ -1,0 +1,116 @@
+"""The exception tree of the router.
+
+FairlaneError
+|-- RequestRefused            the request was wrong (4xx): status by dialect
+|   |-- NotAuthenticated      401
+|   |-- NotAllowed            403
+|   `-- ModelNotFound         404
+|-- LimitExceeded             429, with a computed retry hint
+|-- QueueRefused              429, capacity exists but you lost
+|-- NoBackend                 503, nobody can serve this
+|-- UpstreamFailed            502 before the first byte, in-band error afterwards
+|-- SnapshotRefused           a configuration that may not be applied
+`-- SettingsError             the process cannot start with these settings
+"""
+
+from __future__ import annotations
+
+
+class FairlaneError(Exception):
+    """Base of everything raised on purpose.
+
+    Attributes:
+        status_openai: HTTP status on ``/v1/*``. status_native: on TGI's own paths.
+        openai_type, code: fields of OpenAI's error body. native_type: TGI's ``error_type``.
+        param: the offending parameter, if one can be named.
+        retry_after_s: hint for ``Retry-After`` (1 to 120 s), None for no header.
+    """
+
+    status_openai = 500
+    status_native = 500
+    openai_type = "server_error"
+    code = "internal_error"
+    native_type = "generation"
+
+    def __init__(
+        self, message: str, *, code: str | None = None, param: str | None = None, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+        if code is not None:
+            self.code = code
+
+
+class RequestRefused(FairlaneError):
+    """The request cannot be served as written."""
+
+    status_openai = 400
+    status_native = 422
+    openai_type = "invalid_request_error"
+    code = "invalid_parameter"
+    native_type = "validation"
+
+
+class NotAuthenticated(RequestRefused):
+    """Missing, malformed, unknown, revoked or expired key; one text for all of them."""
+
+    status_openai = status_native = 401
+    openai_type = "authentication_error"
+    code = "invalid_api_key"
+    native_type = "authentication"
+
+
+class NotAllowed(RequestRefused):
+    """The key is good, what it asks for is not its right."""
+
+    status_openai = status_native = 403
+    openai_type = "permission_error"
+    code = "model_not_allowed"
+    native_type = "forbidden"
+
+
+class ModelNotFound(RequestRefused):
+    """No pool carries this name or alias."""
+
+    status_openai = status_native = 404
+    code = "model_not_found"
+
+
+class LimitExceeded(FairlaneError):
+    """Over a limit that resets."""
+
+    status_openai = status_native = 429
+    openai_type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+    native_type = "overloaded"
+
+
+class QueueRefused(LimitExceeded):
+    """There is capacity and this request lost: queue full, deadline unreachable, waited too long."""
+
+    code = "queue_full"
+
+
+class NoBackend(FairlaneError):
+    """No usable backend, or the router drains."""
+
+    status_openai = status_native = 503
+    code = "no_backend_available"
+    native_type = "overloaded"
+
+
+class UpstreamFailed(FairlaneError):
+    """A backend failed this request and it could not be resumed."""
+
+    status_openai = status_native = 502
+    code = "upstream_error"
+
+
+class SnapshotRefused(FairlaneError):
+    """A configuration that fails validation; the last good one keeps serving."""
+
+
+class SettingsError(FairlaneError):
+    """The process cannot start with these settings."""

@@ -1,0 +1,109 @@
+"""One client request in the router's own terms, independent of the dialect it came in.
+
+``dialects.decode_request`` builds it, ``continuation.Continuation`` turns it into upstream slices, and
+``dialects.encoder_for`` writes the answer back in the client's dialect.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class Dialect(enum.StrEnum):
+    """Which API the client speaks; decides bodies, errors and headers of the answer."""
+
+    GENERATE = "generate"
+    GENERATE_STREAM = "generate_stream"
+    COMPAT = "compat"
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+
+    @property
+    def is_openai(self) -> bool:
+        return self in (Dialect.CHAT, Dialect.COMPLETIONS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLimits:
+    """What the largest live backend of the pool takes (``/info``)."""
+
+    model_id: str
+    max_input_tokens: int
+    max_total_tokens: int
+    max_best_of: int = 2
+    max_stop_sequences: int = 4
+    max_top_n_tokens: int = 5
+    max_client_batch_size: int = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassThrough:
+    """Work that cannot be resumed goes whole to the endpoint it came for; bytes are relayed, tokens counted.
+
+    ``body`` is the client's body with only ``model`` rewritten for the backend, so that TGI judges it itself.
+    """
+
+    path: str
+    body: bytes
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """A validated request. Frozen; everything that changes lives in ``Continuation`` and the encoder.
+
+    Attributes:
+        model: as the client sent it (None, "", "tgi", "dummy" mean the key's default pool).
+        prompts: one text per generation (several only for completions); empty for chat until templated.
+        chat_body: body for ``/chat_tokenize``, chat only.
+        parameters: TGI ``parameters`` to send with every slice: sampling, stop, top_n_tokens, truncate.
+            Without max_new_tokens, seed, details, return_full_text, which the continuation sets.
+        seed: the client's seed, None if it sent none.
+        is_greedy: no sampling; the resume class depends on it.
+    """
+
+    dialect: Dialect
+    is_stream: bool
+    model: str | None = None
+    prompts: tuple[str, ...] = ()
+    chat_body: dict[str, Any] | None = None
+    max_new_tokens: int | None = None
+    parameters: dict[str, Any] = field(default_factory=dict)
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    is_greedy: bool = True
+    num_sequences: int = 1
+    return_full_text: bool = False
+    wants_details: bool = False
+    wants_logprobs: bool = False
+    include_usage: bool = False
+    passthrough: PassThrough | None = None
+
+
+@dataclass(slots=True)
+class Token:
+    """One generated token as upstream told it. ``raw_top`` keeps ``top_tokens`` undecoded."""
+
+    id: int
+    text: str
+    logprob: float | None
+    special: bool
+    top_tokens: list[dict[str, Any]] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """How one generation ended, over all its slices.
+
+    Attributes:
+        finish_reason: TGI's word: ``length``, ``eos_token``, ``stop_sequence``.
+        generated_text: special tokens skipped, as TGI's own; the prompt is not part of it.
+    """
+
+    finish_reason: str
+    generated_text: str
+    prompt_tokens: int
+    output_tokens: int
+    seed: int | None

@@ -1,0 +1,265 @@
+"""The contract between router and control plane: records, key format, endpoints.
+
+    router                                   control plane
+    ------ GET  /router/v1/snapshot  ------> revision, or 304 after a long poll   (config_client)
+    ------ POST /router/v1/usage     ------> UsageBatch -> UsageAck               (usage_client)
+    ------ POST /router/v1/heartbeat ------> Heartbeat                            (heartbeat)
+    ------ GET  /router/v1/artifacts/{digest} -> predictor artifact bytes
+
+Every call carries ``Authorization: Bearer <router token>``. Bodies are JSON by msgspec. Unknown fields are
+ignored on both sides and new fields carry defaults, so neighbours one version apart understand each other.
+Instants are integer microseconds since the Unix epoch (UTC), durations integer microseconds or seconds by suffix.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+import zlib
+from typing import Any
+
+import msgspec
+
+SNAPSHOT_PATH = "/router/v1/snapshot"
+USAGE_PATH = "/router/v1/usage"
+HEARTBEAT_PATH = "/router/v1/heartbeat"
+ARTIFACT_PATH = "/router/v1/artifacts/"
+
+# --- configuration -----------------------------------------------------------------------------------------------
+
+
+class TierRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """An SLO tier; fields as ``core.config.TierConfig``."""
+
+    name: str
+    rank: int
+    ttft_target_s: float | None = None
+    max_queue_wait_s: float | None = None
+
+
+class TenantRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A tenant. ``tiers`` are the allowed ones, ``default_tier`` one of them. state: active, suspended."""
+
+    tenant: str
+    name: str
+    weight: float = 1.0
+    state: str = "active"
+    tiers: list[str] = []
+    default_tier: str = ""
+    max_queued: int = 2_000
+
+
+class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A tenant key without its secret.
+
+    ``digest``: hex HMAC-SHA-256 of the whole key under pepper ``pepper_version``. ``default_pool``: name of the pool
+    when a request names no model. ``may_choose_tier``: the header ``x-fairlane-tier`` is honoured.
+    Revoked keys are not in the snapshot. ``tiers`` empty means the tenant's.
+    """
+
+    key: str
+    public_id: str
+    digest: str
+    pepper_version: int
+    tenant: str
+    default_pool: str
+    tiers: list[str] = []
+    default_tier: str | None = None
+    may_choose_tier: bool = False
+    expires_at_us: int | None = None
+
+
+class BackendRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One TGI server. ``kv_tokens`` None: use ``/info``'s max_total_tokens. ``api_key_name``: name of a secret
+    of the router's own (never the secret itself)."""
+
+    backend: str
+    name: str
+    url: str
+    kv_tokens: int | None = None
+    block_size: int = 1
+    prefill_budget_tokens: int = 4_096
+    is_chunked: bool = True
+    speculate: int = 0
+    is_cordoned: bool = False
+    api_key_name: str | None = None
+
+
+class ArtifactRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The active predictor artifact of a pool; bytes at ``ARTIFACT_PATH + digest``, digest = sha256 hex."""
+
+    artifact: str
+    digest: str
+    kind: str
+
+
+class PoolRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The servers of one model. ``name`` and ``aliases`` are what a request's ``model`` may say.
+
+    ``scheduling``: fields of ``core.config.PoolConfig`` (policy first of all). ``tokenizer_path``: optional
+    ``tokenizer.json`` on the router's machine.
+    """
+
+    pool: str
+    name: str
+    aliases: list[str] = []
+    scheduling: dict[str, Any] = {}
+    backends: list[BackendRecord] = []
+    tokenizer_path: str | None = None
+    predictor: ArtifactRecord | None = None
+
+
+class ConfigSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """One published revision, complete. ``digest`` = sha256 hex of the JSON of everything but itself."""
+
+    revision: int
+    published_at_us: int
+    pools: list[PoolRecord]
+    tiers: list[TierRecord]
+    tenants: list[TenantRecord]
+    keys: list[KeyRecord]
+    digest: str = ""
+
+
+def snapshot_digest(snapshot: ConfigSnapshot) -> str:
+    """sha256 hex over the canonical JSON of the snapshot with an empty digest."""
+    blank = msgspec.structs.replace(snapshot, digest="")
+    return hashlib.sha256(msgspec.json.encode(blank, order="deterministic")).hexdigest()
+
+
+# --- usage -------------------------------------------------------------------------------------------------------
+
+
+class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """The one line of the books for one request, in every outcome that used a backend.
+
+    ``event`` is unique and ``arrived_at_us`` never changes when the event is sent again.
+    outcome: ``completed``, ``cancelled`` (client went away), ``failed``, ``aborted`` (router killed), ``expired``.
+    token_source: ``backend``, ``counted``. Tokens are those handed to the client's connection, EOS included;
+    ``recomputed_tokens`` were generated and dropped.
+    """
+
+    event: str
+    request: str
+    router: str
+    tenant: str
+    key: str
+    pool: str
+    model: str
+    tier: str
+    dialect: str
+    outcome: str
+    arrived_at_us: int
+    ended_at_us: int
+    first_dispatch_us: int | None = None
+    first_token_us: int | None = None
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    token_source: str = "counted"
+    segments: int = 0
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+    resumed_prefill_tokens: int = 0
+    kv_token_seconds: float = 0.0
+    max_new_tokens: int | None = None
+    predicted_tokens: int | None = None
+    predictor: str | None = None
+    finish_reason: str | None = None
+    resume_class: str | None = None
+    backends: list[str] = []
+    error_code: str | None = None
+    explanation: list[str] = []
+
+
+class UsageBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """Events of one router; sent at least once, made exactly-once by ``(arrived_at_us, event)``."""
+
+    router: str
+    events: list[UsageEvent]
+
+
+class UsageAck(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything in the batch is durable: ``accepted`` rows were new, ``known`` were already there."""
+
+    accepted: int
+    known: int
+    quarantined: int = 0
+
+
+# --- heartbeat ---------------------------------------------------------------------------------------------------
+
+
+class BackendState(msgspec.Struct, frozen=True, kw_only=True):
+    backend: str
+    state: str
+    """up, down, warming, cordoned"""
+    running: int = 0
+    reserved_tokens: int = 0
+    kv_tokens: int = 0
+    detail: str = ""
+
+
+class TenantState(msgspec.Struct, frozen=True, kw_only=True):
+    tenant: str
+    queued: int = 0
+    running: int = 0
+    counter: float = 0.0
+    output_tokens_total: int = 0
+    prompt_tokens_total: int = 0
+
+
+class PoolState(msgspec.Struct, frozen=True, kw_only=True):
+    pool: str
+    policy: str
+    queued_by_tier: dict[str, int] = {}
+    running: int = 0
+    backends: list[BackendState] = []
+    tenants: list[TenantState] = []
+    predictor_digest: str | None = None
+    bound_service: float | None = None
+    largest_gap_service: float | None = None
+
+
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
+    """What a router is doing now; sent every two seconds and on every applied revision. Soft state."""
+
+    router: str
+    version: str
+    address: str
+    applied_revision: int
+    applied_at_us: int
+    refused_revision: int | None = None
+    refused_reason: str | None = None
+    spool_events: int = 0
+    spool_bytes: int = 0
+    is_draining: bool = False
+    pools: list[PoolState] = []
+
+
+# --- keys --------------------------------------------------------------------------------------------------------
+
+KEY_PATTERN = re.compile(r"flk_([0-9a-z]{12})_([0-9A-Za-z]{40})([0-9a-f]{8})\Z")
+_ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+
+
+def generate_key() -> tuple[str, str]:
+    """A new tenant key and its public id: ``flk_<public id>_<secret of 238 bits><crc32>``."""
+    public_id = "".join(secrets.choice("0123456789abcdefghijklmnopqrstuvwxyz") for _ in range(12))
+    secret = "".join(secrets.choice(_ALPHABET) for _ in range(40))
+    body = f"flk_{public_id}_{secret}"
+    return body + f"{zlib.crc32(body.encode()):08x}", public_id
+
+
+def parse_key(text: str) -> str | None:
+    """Public id of a well-formed key, None otherwise (checked by its checksum, before any look-up)."""
+    match = KEY_PATTERN.match(text)
+    if match is None or f"{zlib.crc32(text[:-8].encode()):08x}" != match[3]:
+        return None
+    return match[1]
+
+
+def key_digest(text: str, pepper: bytes) -> str:
+    """Hex HMAC-SHA-256 of the whole key. A fast hash is right for a random secret of this length."""
+    return hmac.new(pepper, text.encode(), hashlib.sha256).hexdigest()
