@@ -35,7 +35,10 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reject:
-    """Refuse a request that was never queued. ``retry_after_s`` is the unjittered drain estimate, None if retrying is futile."""
+    """Refuse a request that was never queued.
+
+    ``retry_after_s`` is the unjittered drain estimate, None if retrying is futile.
+    """
 
     request_id: RequestId
     code: RejectCode
