@@ -9,7 +9,9 @@ FairlaneError
 |-- QueueRefused              429, capacity exists but you lost
 |-- NoBackend                 503, nobody can serve this
 |-- UpstreamFailed            502 before the first byte, in-band error afterwards
+|-- LedgerFull                503, the books cannot take another request
 |-- SnapshotRefused           a configuration that may not be applied
+|-- ArtifactRefused           a predictor artifact that may not be loaded
 `-- SettingsError             the process cannot start with these settings
 """
 
@@ -108,8 +110,20 @@ class UpstreamFailed(FairlaneError):
     code = "upstream_error"
 
 
+class LedgerFull(FairlaneError):
+    """The local books (disk or bounded memory) cannot take another request: none is served uncounted."""
+
+    status_openai = status_native = 503
+    code = "ledger_full"
+    native_type = "overloaded"
+
+
 class SnapshotRefused(FairlaneError):
     """A configuration that fails validation; the last good one keeps serving."""
+
+
+class ArtifactRefused(FairlaneError):
+    """A predictor artifact that is damaged, foreign or too large; the last good one (or none) stays."""
 
 
 class SettingsError(FairlaneError):

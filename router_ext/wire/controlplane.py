@@ -8,6 +8,13 @@
 
 Every call carries ``Authorization: Bearer <router token>``. Bodies are JSON by msgspec. Unknown fields are
 ignored on both sides and new fields carry defaults, so neighbours one version apart understand each other.
+
+The long poll: ``GET /router/v1/snapshot?wait_s=25`` with ``If-None-Match: "<digest>"`` of the revision the router
+holds (or refused). 200 with ``ETag: "<digest>"`` as soon as another revision is current (at once without the
+header), 304 after ``wait_s`` seconds (0 to 25, default 0), 404 while nothing has been published. The body is
+``msgspec.json.encode(snapshot, order="deterministic")``. Usage is answered 200 with ``UsageAck`` once durable, 400 or
+422 if the batch itself is malformed (the router then halves it to find the event), 5xx or 429 to be sent again. A
+heartbeat is answered 204.
 Instants are integer microseconds since the Unix epoch (UTC), durations integer microseconds or seconds by suffix.
 """
 
@@ -26,6 +33,7 @@ SNAPSHOT_PATH = "/router/v1/snapshot"
 USAGE_PATH = "/router/v1/usage"
 HEARTBEAT_PATH = "/router/v1/heartbeat"
 ARTIFACT_PATH = "/router/v1/artifacts/"
+LONG_POLL_S = 25
 
 # --- configuration -----------------------------------------------------------------------------------------------
 
