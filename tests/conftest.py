@@ -1,0 +1,78 @@
+"""What every test session shares.
+
+Tests of the control plane run on a real PostgreSQL and a real Valkey: those that ``DATABASE_URL`` and ``REDIS_URL``
+name, else a private pair started for the session (by xdist's controller, when there is one). Sessions that select
+none of those tests start nothing and do not load Django.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+NEED_SERVERS = tuple(
+    TESTS / folder for folder in ("unit/controlplane", "integration/controlplane", "integration/ledger", "e2e")
+)
+# Tests never read the secrets of a real installation.
+TEST_SETTINGS = {
+    "FAIRLANE_SECRET_KEY": "test-only-secret-key-" + "0" * 40,
+    "FAIRLANE_KEY_PEPPER": "0f" * 32,
+    "FAIRLANE_ROUTER_TOKEN": "test-only-router-token-" + "0" * 20,
+}
+_WORKER_ENVIRONMENT = "FAIRLANE_TEST_SERVERS"  # set when this session's own servers are the ones in the environment
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    os.environ.update(TEST_SETTINGS)
+    if not _needs_servers(config):
+        return
+    folder = Path(tempfile.mkdtemp(prefix="fairlane-tests-"))
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    os.environ["FAIRLANE_ARTIFACT_DIR"] = str(folder / "artifacts")
+    if hasattr(config, "workerinput"):
+        if _WORKER_ENVIRONMENT in os.environ:  # a Valkey database of its own; pytest-django does so for PostgreSQL
+            number = int(config.workerinput["workerid"].removeprefix("gw")) % 15 + 1
+            os.environ["REDIS_URL"] = os.environ["REDIS_URL"].rpartition("/")[0] + f"/{number}"
+    else:
+        _start_missing_servers(config, folder)
+    os.environ["DJANGO_SETTINGS_MODULE"] = "controlplane.settings"
+    import django
+
+    django.setup()
+
+
+def _start_missing_servers(config: pytest.Config, folder: Path) -> None:
+    from router_ext.ops.embedded import EmbeddedPostgres, EmbeddedValkey
+
+    if "DATABASE_URL" not in os.environ:
+        unsafe = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+        postgres = EmbeddedPostgres(folder / "postgres", parameters=unsafe)
+        config.add_cleanup(postgres.stop)
+        os.environ["DATABASE_URL"] = postgres.start()
+    if "REDIS_URL" not in os.environ:
+        valkey = EmbeddedValkey(folder / "valkey")
+        config.add_cleanup(valkey.stop)
+        os.environ["REDIS_URL"] = valkey.start()
+        os.environ[_WORKER_ENVIRONMENT] = "1"
+
+
+def _needs_servers(config: pytest.Config) -> bool:
+    """Whether a selected path holds, or lies in, a folder whose tests need the servers."""
+    selected = [Path(config.invocation_params.dir, str(arg).partition("::")[0]).resolve() for arg in config.args]
+    return any(
+        path.is_relative_to(folder) or folder.is_relative_to(path) for path in selected for folder in NEED_SERVERS
+    )
+
+
+@pytest.fixture(scope="session")
+def model_dir(pytestconfig: pytest.Config) -> Path:
+    """Where the torch engine keeps its converted weights: ``FAIRLANE_MODEL_DIR``, else a folder kept between runs."""
+    named = os.environ.get("FAIRLANE_MODEL_DIR")
+    folder = Path(named) if named else pytestconfig.rootpath / ".pytest_cache" / "d" / "model"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
