@@ -43,12 +43,17 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The next token of one sequence. ``top`` holds (id, logprob) pairs, best first, for ``top_n_tokens``."""
+    """The next token of one sequence. ``top`` holds (id, logprob) pairs, best first, for ``top_n_tokens``.
+
+    ``prefill_logprobs``, for ``Sampling.wants_prefill`` and only with a sequence's first token: the logprobs of
+    ``prompt_ids[1:]`` given what stands before each.
+    """
 
     sequence: Sequence
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    prefill_logprobs: tuple[float, ...] = ()
 
 
 class Engine(Protocol):
