@@ -1,0 +1,102 @@
+"""People who operate the platform, and the API tokens they hold."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django.contrib.auth.base_user import AbstractBaseUser, BaseUserManager
+from django.contrib.auth.models import PermissionsMixin
+from django.contrib.postgres.fields import ArrayField
+from django.db import models
+from django.db.models.functions import Lower
+
+from controlplane.common.actor import Actor, Scope
+from controlplane.common.ids import new_id
+
+
+def _user_id() -> str:
+    return new_id("usr")
+
+
+def _token_id() -> str:
+    return new_id("tok")
+
+
+class Role(models.TextChoices):
+    OPERATOR = "operator"
+    VIEWER = "viewer"
+
+
+ROLE_SCOPES: dict[str, frozenset[str]] = {
+    Role.OPERATOR: frozenset({Scope.READ, Scope.WRITE}),
+    Role.VIEWER: frozenset({Scope.READ}),
+}
+
+
+class UserManager(BaseUserManager["User"]):
+    def create_user(self, email: str, password: str | None = None, **fields: Any) -> User:
+        user = self.model(email=email.strip().lower(), **fields)
+        user.set_password(password)
+        user.save(using=self._db)
+        return user
+
+
+class User(AbstractBaseUser, PermissionsMixin):
+    """An operator or viewer; the email signs in. ``must_change_password`` follows a one-time password."""
+
+    id = models.CharField(primary_key=True, max_length=40, default=_user_id, editable=False)
+    email = models.EmailField(unique=True)
+    name = models.TextField(blank=True, default="")
+    role = models.CharField(max_length=16, choices=Role.choices, default=Role.VIEWER)
+    is_active = models.BooleanField(default=True)
+    is_staff = models.BooleanField(default=False)
+    must_change_password = models.BooleanField(default=False)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    objects: ClassVar[UserManager] = UserManager()
+
+    USERNAME_FIELD = "email"
+    REQUIRED_FIELDS: ClassVar[list[str]] = []
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(Lower("email"), name="user_email_once"),
+            models.CheckConstraint(condition=models.Q(role__in=Role.values), name="user_role_known"),
+        ]
+
+    @property
+    def actor(self) -> Actor:
+        return Actor(kind="user", id=self.id, label=self.email, scopes=ROLE_SCOPES[self.role])
+
+
+class OperatorToken(models.Model):
+    """An API token of an operator. It never gives more than its owner's role, and falls with the owner."""
+
+    id = models.CharField(primary_key=True, max_length=40, default=_token_id, editable=False)
+    user = models.ForeignKey(User, on_delete=models.PROTECT, related_name="tokens")
+    name = models.TextField()
+    public_id = models.CharField(max_length=12, unique=True)
+    digest = models.CharField(max_length=64, unique=True)
+    pepper_version = models.PositiveSmallIntegerField(default=1)
+    scopes = ArrayField(models.TextField())
+    expires_at = models.DateTimeField(null=True, blank=True)
+    revoked_at = models.DateTimeField(null=True, blank=True)
+    last_used_at = models.DateTimeField(null=True, blank=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                condition=models.Q(scopes__contained_by=[s.value for s in Scope]) & ~models.Q(scopes=[]),
+                name="token_scopes_known",
+            )
+        ]
+
+    @property
+    def actor(self) -> Actor:
+        return Actor(
+            kind="token",
+            id=self.id,
+            label=f"{self.user.email} by token {self.name}",
+            scopes=frozenset(self.scopes) & ROLE_SCOPES[self.user.role],
+        )

@@ -1,0 +1,56 @@
+"""The one function that writes the audit log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from django.db import transaction
+
+from controlplane.audit.models import AuditEntry
+from controlplane.common.actor import Actor
+from controlplane.common.middleware import current_request_id
+
+
+def record(
+    *,
+    actor: Actor,
+    action: str,
+    object_type: str,
+    object_id: str,
+    tenant: str = "",
+    before: Mapping[str, Any] | None = None,
+    after: Mapping[str, Any] | None = None,
+) -> None:
+    """Append one entry in the transaction of the mutation it describes.
+
+    With both ``before`` and ``after`` only the fields that differ are kept.
+
+    Raises:
+        RuntimeError: outside a transaction, where entry and mutation could part.
+    """
+    if not transaction.get_connection().in_atomic_block:
+        raise RuntimeError("audit.record outside a transaction")
+    if before is not None and after is not None:
+        changed = {k for k in before.keys() | after.keys() if before.get(k) != after.get(k)}
+        before = {k: v for k, v in before.items() if k in changed}
+        after = {k: v for k, v in after.items() if k in changed}
+    AuditEntry.objects.create(
+        actor_kind=actor.kind,
+        actor_id=actor.id,
+        actor_label=actor.label,
+        action=action,
+        object_type=object_type,
+        object_id=object_id,
+        tenant=tenant,
+        before=_plain(before),
+        after=_plain(after),
+        request_id=current_request_id(),
+    )
+
+
+def _plain(values: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if values is None:
+        return None
+    return {k: v.isoformat() if isinstance(v, datetime) else v for k, v in values.items()}

@@ -1,0 +1,30 @@
+"""Base models and the records of creates that may be asked for twice."""
+
+from __future__ import annotations
+
+from django.db import models
+
+
+class Record(models.Model):
+    """A row with a version for lost updates: an update names the version it has read."""
+
+    version = models.PositiveIntegerField(default=1)
+    created_at = models.DateTimeField(auto_now_add=True)
+    updated_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        abstract = True
+
+
+class IdempotencyRecord(models.Model):
+    """The answer to a create, kept a day. Secrets are not in ``body``: they are shown once."""
+
+    actor = models.TextField()
+    key = models.TextField()
+    fingerprint = models.CharField(max_length=64)
+    status = models.PositiveSmallIntegerField(null=True)
+    body = models.JSONField(null=True)
+    created_at = models.DateTimeField(auto_now_add=True, db_index=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["actor", "key"], name="idempotency_once")]

@@ -1,0 +1,81 @@
+"""Cursor pages: ``limit`` up to 1,000, an opaque ``cursor``, ``next`` in the answer; stable under inserts."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any
+
+from django.db.models import QuerySet
+from rest_framework.exceptions import ValidationError
+from rest_framework.pagination import BasePagination
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+DEFAULT_LIMIT = 100
+MAX_LIMIT = 1_000
+
+
+class CursorPages(BasePagination):
+    """Keyset pages by primary key, newest first. Ids begin with their time, so the order is that of creation."""
+
+    def __init__(self) -> None:
+        self.next_cursor: str | None = None
+
+    def paginate_queryset(self, queryset: QuerySet[Any], request: Request, view: Any = None) -> list[Any]:
+        limit = _limit(request.query_params.get("limit"))
+        rows = queryset.order_by("-pk")
+        cursor = request.query_params.get("cursor")
+        if cursor:
+            rows = rows.filter(pk__lt=_decode(cursor, queryset))
+        page = list(rows[: limit + 1])
+        if len(page) > limit:
+            page = page[:limit]
+            self.next_cursor = base64.urlsafe_b64encode(str(page[-1].pk).encode()).decode().rstrip("=")
+        return page
+
+    def get_paginated_response(self, data: Any) -> Response:
+        return Response({"items": data, "next": self.next_cursor})
+
+    def get_paginated_response_schema(self, schema: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "type": "object",
+            "required": ["items", "next"],
+            "properties": {
+                "items": schema,
+                "next": {"type": ["string", "null"], "description": "Value of `cursor` for the page after this one"},
+            },
+        }
+
+    def get_schema_operation_parameters(self, view: Any) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": "limit",
+                "in": "query",
+                "required": False,
+                "schema": {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT},
+            },
+            {"name": "cursor", "in": "query", "required": False, "schema": {"type": "string"}},
+        ]
+
+
+def _limit(text: str | None) -> int:
+    if text is None:
+        return DEFAULT_LIMIT
+    try:
+        limit = int(text)
+    except ValueError:
+        limit = 0
+    if not 1 <= limit <= MAX_LIMIT:
+        raise ValidationError({"limit": [f"a whole number from 1 to {MAX_LIMIT}, not {text[:20]!r}"]})
+    return limit
+
+
+def _decode(cursor: str, queryset: QuerySet[Any]) -> Any:
+    try:
+        text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
+        if "\0" in text:
+            raise ValueError("NUL")
+        return queryset.model._meta.pk.to_python(text)
+    except (ValueError, binascii.Error, Exception) as error:
+        raise ValidationError({"cursor": ["not a cursor of this list"]}) from error

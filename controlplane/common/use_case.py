@@ -1,0 +1,80 @@
+"""The frame around every use case, and the seam through which configuration changes reach ``rollout``."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar, cast
+
+from django.db import transaction
+
+from controlplane.common.actor import Actor, Scope
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class _Frame(threading.local):
+    """State of the use case that runs in this thread."""
+
+    depth = 0
+    is_config_changed = False
+    reasons: tuple[str, ...] = ()
+    actor: Actor | None = None
+
+
+_frame = _Frame()
+_publishers: list[Callable[[Actor, str], None]] = []
+
+
+def on_config_change(publisher: Callable[[Actor, str], None]) -> None:
+    """Register what runs at the end of a use case that changed the configuration, inside its transaction.
+
+    It may raise to refuse the change, which rolls everything back.
+    """
+    if publisher not in _publishers:
+        _publishers.append(publisher)
+
+
+def mark_config_changed(reason: str) -> None:
+    """Say that routers must learn of what the running use case does. ``reason`` is shown beside the revision."""
+    if _frame.depth == 0:
+        raise RuntimeError("mark_config_changed outside a use case")
+    _frame.is_config_changed = True
+    _frame.reasons = (*_frame.reasons, reason)
+
+
+def use_case(*, scope: Scope | None = Scope.WRITE) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Run the function in one transaction on behalf of its keyword argument ``actor``.
+
+    Nested use cases join the outermost one, so that several changes give one revision. Publishing comes last: its
+    lock is taken after every row lock and held only until the commit.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def run(*args: P.args, **kwargs: P.kwargs) -> R:
+            actor = cast(Actor, kwargs["actor"])
+            if scope is not None:
+                actor.require(scope)
+            is_outermost = _frame.depth == 0
+            try:
+                with transaction.atomic():
+                    _frame.depth += 1
+                    if is_outermost:
+                        _frame.actor = actor
+                    result = function(*args, **kwargs)
+                    if is_outermost and _frame.is_config_changed:
+                        for publisher in _publishers:
+                            publisher(actor, "; ".join(_frame.reasons))
+                    return result
+            finally:
+                if is_outermost:
+                    _frame.depth, _frame.is_config_changed, _frame.reasons, _frame.actor = 0, False, (), None
+                else:
+                    _frame.depth -= 1
+
+        return run
+
+    return decorate

@@ -1,0 +1,125 @@
+"""The environment of the control plane: read once, validated fully, frozen. Nothing else reads variables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Self
+
+from django.core.exceptions import ImproperlyConfigured
+from psycopg import ProgrammingError
+from psycopg.conninfo import conninfo_to_dict
+from pydantic import AliasChoices, Field, SecretStr, ValidationError, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+MIN_PEPPER_BYTES = 32
+
+
+class Environment(BaseSettings):
+    """Variables of the control plane; a ``_FILE`` suffix reads a secret from a file.
+
+    ``FAIRLANE_HTTPS``: the site is reached over TLS, so cookies are marked secure and HSTS is sent.
+    ``FAIRLANE_DB_POOL_SIZE``: connections per process; a waiting long poll holds none of them.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="FAIRLANE_", frozen=True, extra="ignore")
+
+    database_url: str = Field(validation_alias=AliasChoices("DATABASE_URL"))
+    redis_url: str = Field(validation_alias=AliasChoices("REDIS_URL"))
+    secret_key: SecretStr | None = None
+    secret_key_file: Path | None = None
+    key_pepper: SecretStr | None = None
+    key_pepper_file: Path | None = None
+    key_pepper_version: int = Field(default=1, ge=1, le=32_767)
+    console_host: str = "127.0.0.1"
+    console_port: int = Field(default=8000, ge=1, le=65_535)
+    allowed_hosts: str = "127.0.0.1,localhost,[::1]"
+    trusted_origins: str = ""
+    https: bool = False
+    db_pool_size: int = Field(default=16, ge=1, le=1_000)
+    console_threads: int = Field(default=64, ge=2, le=1_000)
+    artifact_dir: Path = Path(".fairlane/artifacts")
+    beat_schedule_file: Path = Path(".fairlane/celerybeat-schedule")
+    log_level: str = "INFO"
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.secret():
+            raise ValueError("FAIRLANE_SECRET_KEY or FAIRLANE_SECRET_KEY_FILE must be set; there is no default")
+        if len(self.pepper()) < MIN_PEPPER_BYTES:
+            raise ValueError(f"FAIRLANE_KEY_PEPPER must be hex of at least {MIN_PEPPER_BYTES} bytes")
+        self.database()
+        if not self.redis_url.startswith(("redis://", "rediss://")):
+            raise ValueError("REDIS_URL must begin with redis:// or rediss:// (Valkey answers to both)")
+        return self
+
+    def secret(self) -> str:
+        """Django's signing key."""
+        return _secret(self.secret_key, self.secret_key_file)
+
+    def pepper(self) -> bytes:
+        """Key of the HMAC over tenant keys and tokens."""
+        text = _secret(self.key_pepper, self.key_pepper_file)
+        try:
+            return bytes.fromhex(text)
+        except ValueError:
+            raise ValueError("FAIRLANE_KEY_PEPPER is not hexadecimal") from None
+
+    def hosts(self) -> list[str]:
+        named = [h.strip() for h in self.allowed_hosts.split(",") if h.strip()]
+        return [*named, self.console_host] if self.console_host not in (*named, "0.0.0.0", "::") else named
+
+    def database(self) -> dict[str, Any]:
+        """``DATABASES["default"]`` of a ``postgresql://`` address, unix sockets and options included."""
+        if not self.database_url.startswith(("postgresql://", "postgres://")):
+            raise ValueError("DATABASE_URL must be a postgresql:// address; no other database is supported")
+        try:
+            parts = {k: v for k, v in conninfo_to_dict(self.database_url).items() if v is not None}
+        except ProgrammingError as error:
+            raise ValueError(f"DATABASE_URL: {error}") from None
+        if not parts.get("dbname"):
+            raise ValueError("DATABASE_URL names no database")
+        return {
+            "ENGINE": "django.db.backends.postgresql",
+            "NAME": str(parts.pop("dbname")),
+            "USER": str(parts.pop("user", "")),
+            "PASSWORD": str(parts.pop("password", "")),
+            "HOST": str(parts.pop("host", "")),
+            "PORT": str(parts.pop("port", "")),
+            "CONN_MAX_AGE": 0,
+            # A pooled connection that died with its server is replaced instead of failing a request.
+            "CONN_HEALTH_CHECKS": True,
+            "OPTIONS": {
+                **parts,
+                "connect_timeout": 5,
+                "pool": {"min_size": 0, "max_size": self.db_pool_size, "timeout": 5.0, "max_idle": 60.0},
+            },
+        }
+
+
+def _secret(value: SecretStr | None, path: Path | None) -> str:
+    if value is not None:
+        return value.get_secret_value().strip()
+    if path is None:
+        return ""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise ValueError(f"cannot read the secret file {path}: {error.strerror}") from None
+
+
+def read_environment() -> Environment:
+    """The validated environment.
+
+    Raises:
+        ImproperlyConfigured: naming every variable that is missing or wrong, never a secret's value.
+    """
+    try:
+        return Environment()
+    except ValidationError as error:
+        lines = []
+        for item in error.errors(include_input=False, include_url=False):
+            name = "_".join(str(p) for p in item["loc"]).upper()
+            if name and name not in ("DATABASE_URL", "REDIS_URL"):
+                name = f"FAIRLANE_{name}"
+            lines.append(f"{name}: {item['msg']}" if name else item["msg"])
+        raise ImproperlyConfigured("; ".join(lines)) from None

@@ -1,0 +1,6 @@
+from django.apps import AppConfig
+
+
+class RolloutConfig(AppConfig):
+    name = "controlplane.rollout"
+    label = "rollout"

@@ -1,0 +1,55 @@
+"""Tenants: who shares the platform, by which weight, in which tiers."""
+
+from __future__ import annotations
+
+from django.db import models
+
+from controlplane.common.ids import new_id
+from controlplane.common.models import Record
+
+
+def _tenant_id() -> str:
+    return new_id("ten")
+
+
+class TenantState(models.TextChoices):
+    ACTIVE = "active"
+    SUSPENDED = "suspended"
+
+
+class Tenant(Record):
+    """A tenant. A database constraint holds ``default_tier`` to one of the allowed ``tiers``."""
+
+    id = models.CharField(primary_key=True, max_length=40, default=_tenant_id, editable=False)
+    slug = models.SlugField(max_length=63, unique=True)
+    name = models.CharField(max_length=200)
+    weight = models.FloatField(default=1.0)
+    state = models.CharField(max_length=16, choices=TenantState.choices, default=TenantState.ACTIVE)
+    tiers = models.ManyToManyField("tiers.Tier", through="TenantTier", related_name="tenants")
+    default_tier = models.ForeignKey("tiers.Tier", on_delete=models.PROTECT, related_name="+")
+    max_queued = models.PositiveIntegerField(default=2_000)
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                condition=models.Q(weight__gte=0.001, weight__lte=10_000), name="tenant_weight_range"
+            ),
+            models.CheckConstraint(
+                condition=models.Q(max_queued__gte=1, max_queued__lte=1_000_000), name="tenant_max_queued_range"
+            ),
+            models.CheckConstraint(condition=models.Q(state__in=TenantState.values), name="tenant_state_known"),
+            models.CheckConstraint(condition=~models.Q(name=""), name="tenant_name_given"),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class TenantTier(models.Model):
+    """Permission of a tenant to use a tier."""
+
+    tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE)
+    tier = models.ForeignKey("tiers.Tier", on_delete=models.PROTECT)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["tenant", "tier"], name="tenant_tier_once")]

@@ -1,0 +1,6 @@
+from django.apps import AppConfig
+
+
+class TiersConfig(AppConfig):
+    name = "controlplane.tiers"
+    label = "tiers"

@@ -1,0 +1,116 @@
+"""The books: one row per request, hourly rollups, and what could not be booked.
+
+``usage_event`` is partitioned by day of arrival and written by COPY alone (``usage.ingest``), so its tables are made
+in a migration and Django only reads them.
+"""
+
+from __future__ import annotations
+
+from django.contrib.postgres.fields import ArrayField
+from django.db import models
+
+
+class UsageEvent(models.Model):
+    """One request that used a backend. The key is (``arrived_at``, ``event``)."""
+
+    pk = models.CompositePrimaryKey("arrived_at", "event")
+    arrived_at = models.DateTimeField()
+    event = models.TextField()
+    request = models.TextField()
+    router = models.TextField()
+    tenant = models.TextField()
+    key = models.TextField()
+    pool = models.TextField()
+    model = models.TextField()
+    tier = models.TextField()
+    dialect = models.TextField()
+    outcome = models.TextField()
+    ended_at = models.DateTimeField()
+    first_dispatch_at = models.DateTimeField(null=True)
+    first_token_at = models.DateTimeField(null=True)
+    prompt_tokens = models.BigIntegerField()
+    output_tokens = models.BigIntegerField()
+    token_source = models.TextField()
+    segments = models.IntegerField()
+    preemptions = models.IntegerField()
+    recomputed_tokens = models.BigIntegerField()
+    resumed_prefill_tokens = models.BigIntegerField()
+    kv_token_seconds = models.FloatField()
+    max_new_tokens = models.BigIntegerField(null=True)
+    predicted_tokens = models.BigIntegerField(null=True)
+    predictor = models.TextField(null=True)
+    finish_reason = models.TextField(null=True)
+    resume_class = models.TextField(null=True)
+    backends = ArrayField(models.TextField())
+    error_code = models.TextField(null=True)
+    ingested_at = models.DateTimeField()
+
+    class Meta:
+        managed = False
+        db_table = "usage_event"
+
+
+class UsageExplanation(models.Model):
+    """Why a request waited, failed or was preempted; kept beside the narrow event row, for those only."""
+
+    arrived_at = models.DateTimeField()
+    event = models.TextField()
+    tenant = models.TextField()
+    lines = models.JSONField()
+
+    class Meta:
+        db_table = "usage_explanation"
+        constraints = [models.UniqueConstraint(fields=["arrived_at", "event"], name="usage_explanation_once")]
+
+
+class QuarantinedEvent(models.Model):
+    """An event that cannot be booked: too old, from the future, or unreadable. Never dropped, always shown."""
+
+    digest = models.CharField(primary_key=True, max_length=64)
+    router = models.TextField()
+    event = models.TextField(blank=True, default="")
+    tenant = models.TextField(blank=True, default="")
+    arrived_at_us = models.DecimalField(max_digits=40, decimal_places=0, null=True)
+    reason = models.TextField()
+    body = models.BinaryField()
+    received_at = models.DateTimeField(db_index=True)
+
+    class Meta:
+        db_table = "usage_quarantine"
+
+
+class UsageHour(models.Model):
+    """Sums of one UTC hour of arrival. ``ttft_buckets`` and ``ttft_counts``: a sparse log histogram (``usage.histogram``)."""
+
+    hour = models.DateTimeField()
+    tenant = models.TextField()
+    key = models.TextField()
+    pool = models.TextField()
+    model = models.TextField()
+    tier = models.TextField()
+    requests = models.BigIntegerField()
+    completed = models.BigIntegerField()
+    prompt_tokens = models.BigIntegerField()
+    output_tokens = models.BigIntegerField()
+    recomputed_tokens = models.BigIntegerField()
+    ttft_buckets = ArrayField(models.IntegerField())
+    ttft_counts = ArrayField(models.BigIntegerField())
+
+    class Meta:
+        db_table = "usage_hour"
+        constraints = [
+            models.UniqueConstraint(fields=["hour", "tenant", "key", "pool", "model", "tier"], name="usage_hour_once")
+        ]
+
+
+class TouchedHour(models.Model):
+    """A mark that events of ``hour`` were booked after its rollup. One row per batch and hour, never updated.
+
+    Appending needs no lock, a rollup deletes the marks it can see before it reads, and a mark committed later stays:
+    so an hour without marks equals its events, and the report computes all others from the events themselves.
+    """
+
+    hour = models.DateTimeField(db_index=True)
+
+    class Meta:
+        db_table = "usage_touched_hour"
