@@ -1,0 +1,229 @@
+"""The backends of one pool: who is up, and what each knows of itself.
+
+    WARMING --info and probe answered, healthy--> UP <--healthy again, asked anew-- DOWN
+       ^                                          |  refused connection, or several failed checks --> DOWN
+       '-- added or its address changed
+    a cordoned backend is watched like any other; the scheduler gives it nothing.
+
+A broken stream whose connection was refused or cut before its head opens the breaker at once; the next good check
+closes it. Metrics of a backend are looked at for drift only: stale or missing ones never stop dispatch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from router_ext.backends.base import Backend, BackendUnreachable
+from router_ext.backends.probe import ModelKnowledge, fetch_info, probe_model
+from router_ext.core.ids import BackendId
+from router_ext.errors import UpstreamFailed
+from router_ext.obs.logs import get_logger
+from router_ext.wire.controlplane import BackendRecord
+from router_ext.wire.metrics_text import parse_metrics
+from router_ext.wire.tgi import Info
+
+METRICS_EVERY = 5
+"""Health checks per look at a backend's metrics."""
+
+_log = get_logger(__name__)
+
+
+class State(enum.StrEnum):
+    """Where a backend stands; the words of the heartbeat."""
+
+    WARMING = "warming"
+    UP = "up"
+    DOWN = "down"
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One backend under watch."""
+
+    record: BackendRecord
+    client: Backend
+    state: State = State.WARMING
+    info: Info | None = None
+    info_body: bytes = b""
+    knowledge: ModelKnowledge | None = None
+    failures: int = 0
+    detail: str = "not asked yet"
+    queue_size: float | None = None
+    reserved_tokens: float | None = None
+    is_alarmed: bool = False
+    kick: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def backend(self) -> BackendId:
+        return BackendId(self.record.backend)
+
+
+class Listener(Protocol):
+    """Who wants to know; called on the loop's thread."""
+
+    def backend_changed(self, member: Member) -> None:
+        """``state`` became UP or DOWN."""
+
+    def backend_learned(self, member: Member) -> None:
+        """``info`` or ``knowledge`` is there or differs; comes before ``backend_changed`` to UP."""
+
+
+class BackendPool:
+    """Watches the backends of one pool. ``run`` owns every task."""
+
+    def __init__(
+        self,
+        *,
+        listener: Listener,
+        make_client: Callable[[BackendRecord], Backend],
+        interval_s: float,
+        timeout_s: float,
+        max_failures: int,
+    ) -> None:
+        self.members: dict[BackendId, Member] = {}
+        self._listener = listener
+        self._make_client = make_client
+        self._interval_s = interval_s
+        self._timeout_s = timeout_s
+        self._max_failures = max_failures
+        self._tasks: asyncio.TaskGroup | None = None
+
+    @property
+    def up(self) -> list[Member]:
+        """Members that may be used, in the order of the configuration."""
+        return [member for member in self.members.values() if member.state is State.UP]
+
+    def apply(self, records: Iterable[BackendRecord]) -> None:
+        """Follow a configuration. A member with another address starts anew; streams on a removed one go on."""
+        wanted = {BackendId(record.backend): record for record in records}
+        for backend in [b for b in self.members if b not in wanted]:
+            self._drop(self.members.pop(backend))
+        ordered: dict[BackendId, Member] = {}
+        for backend, record in wanted.items():
+            member = self.members.get(backend)
+            if member is not None and _address(member.record) != _address(record):
+                self._drop(member)
+                member = None
+            if member is None:
+                member = Member(record=record, client=self._make_client(record))
+                self._watch(member)
+            member.record = record
+            ordered[backend] = member
+        self.members = ordered
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            for member in self.members.values():
+                self._watch(member)
+            try:
+                await asyncio.get_running_loop().create_future()
+            finally:
+                self._tasks = None
+
+    def stream_failed(self, backend: BackendId, error: UpstreamFailed) -> None:
+        """A stream broke: look at once, and open the breaker if the server itself did not answer."""
+        member = self.members.get(backend)
+        if member is None:
+            return
+        if isinstance(error, BackendUnreachable) and member.state is State.UP:
+            member.failures = self._max_failures
+            self._set(member, State.DOWN, error.message)
+        member.kick.set()
+
+    async def close(self) -> None:
+        """Close every connection."""
+        for member in self.members.values():
+            await member.client.close()
+
+    # --- watching ---
+
+    def _watch(self, member: Member) -> None:
+        if self._tasks is not None and member.task is None:
+            member.task = self._tasks.create_task(self._poll(member), name=f"watch {member.backend}")
+
+    def _drop(self, member: Member) -> None:
+        if member.task is not None:
+            member.task.cancel()
+        self._set(member, State.DOWN, "removed")
+
+    async def _poll(self, member: Member) -> None:
+        number = 0
+        while True:
+            await self._check(member)
+            if member.state is State.UP and number % METRICS_EVERY == 0:
+                await self._look_at_metrics(member)
+            number += 1
+            member.kick.clear()
+            # A backend that is away is asked more often: queued requests wait for it.
+            wait_s = self._interval_s if member.state is State.UP else min(self._interval_s, 0.25)
+            try:
+                async with asyncio.timeout(wait_s):
+                    await member.kick.wait()
+            except TimeoutError:
+                continue
+
+    async def _check(self, member: Member) -> None:
+        try:
+            if member.state is not State.UP:
+                # It may have come back as another model, or with other limits.
+                await self._learn(member)
+            reply = await member.client.call("GET", "/health", timeout_s=self._timeout_s)
+            if reply.status != 200:
+                raise UpstreamFailed(f"/health answered {reply.status}")
+        except UpstreamFailed as error:
+            member.failures += 1
+            if isinstance(error, BackendUnreachable) or member.failures >= self._max_failures:
+                self._set(member, State.DOWN, error.message)
+            else:
+                member.detail = error.message
+            return
+        member.failures = 0
+        self._set(member, State.UP, "")
+
+    async def _learn(self, member: Member) -> None:
+        info, body = await fetch_info(member.client)
+        knowledge = member.knowledge
+        if knowledge is None or info != member.info:
+            knowledge = await probe_model(member.client)
+        if info != member.info or knowledge != member.knowledge:
+            member.info, member.info_body, member.knowledge = info, body, knowledge
+            self._listener.backend_learned(member)
+
+    def _set(self, member: Member, state: State, detail: str) -> None:
+        member.detail = detail
+        if member.state is state:
+            return
+        before, member.state = member.state, state
+        _log.info("backend.changed", backend=member.backend, before=before, state=state, detail=detail)
+        if state is State.UP or before is State.UP:
+            self._listener.backend_changed(member)
+
+    async def _look_at_metrics(self, member: Member) -> None:
+        try:
+            reply = await member.client.call("GET", "/metrics", timeout_s=self._timeout_s)
+            if reply.status != 200:
+                raise UpstreamFailed(f"/metrics answered {reply.status}")
+            values = parse_metrics(reply.body.decode("utf-8", "replace"))
+        except (UpstreamFailed, ValueError) as error:
+            member.queue_size = member.reserved_tokens = None
+            _log.debug("backend.metrics_missing", backend=member.backend, detail=str(error))
+            return
+        before = member.queue_size
+        member.queue_size = values.get("tgi_queue_size", 0.0)
+        member.reserved_tokens = values.get("tgi_batch_current_max_tokens", 0.0)
+        is_long = member.queue_size > 1 and before is not None and before > 1
+        if is_long and not member.is_alarmed:
+            # With this router alone in front its queue stays empty: the ledger or the settings are wrong.
+            _log.warning("backend.queue_not_empty", backend=member.backend, queue_size=member.queue_size)
+        member.is_alarmed = is_long
+
+
+def _address(record: BackendRecord) -> tuple[str, str | None]:
+    return record.url, record.api_key_name

@@ -1,0 +1,294 @@
+"""HTTP client for one TGI server, on ``asyncio.Protocol`` and httptools.
+
+One connection per exchange: cancelling is closing the socket, and a socket that is only ever closed cannot carry one
+request's bytes into another's answer. Nothing is awaited per token: ``data_received`` parses and calls the sink in
+the same loop turn, with everything one read brought in one call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from urllib.parse import urlsplit
+
+import httptools
+
+from router_ext.backends.base import BackendTimeout, BackendUnreachable, Headers, Reply, StreamSink
+from router_ext.errors import UpstreamFailed
+
+MAX_HEAD_BYTES = 65_536
+"""An answer whose status line and headers exceed this is broken."""
+
+
+class _Exchange(asyncio.Protocol):
+    """One request and its answer on a connection of its own."""
+
+    __slots__ = (
+        "_client",
+        "_connect_task",
+        "_error",
+        "_head_bytes",
+        "_headers",
+        "_idle_timer",
+        "_is_complete",
+        "_is_done",
+        "_is_headed",
+        "_is_paused",
+        "_last_byte_s",
+        "_parser",
+        "_parts",
+        "_request",
+        "_sink",
+        "_transport",
+    )
+
+    def __init__(self, client: TgiBackend, request: bytes, sink: StreamSink) -> None:
+        self._client = client
+        self._request = request
+        self._sink = sink
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._connect_task: asyncio.Task[None] | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._parts: list[bytes] = []
+        self._head_bytes = 0
+        self._is_headed = False
+        self._is_complete = False
+        self._is_done = False
+        self._is_paused = False
+        self._last_byte_s = 0.0
+        self._error: UpstreamFailed | None = None
+
+    # --- StreamHandle ---
+
+    def abort(self) -> None:
+        if not self._is_done:
+            self._detach()
+
+    def pause_reading(self) -> None:
+        self._is_paused = True
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._is_paused = False
+        self._last_byte_s = self._client.loop.time()
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    # --- connection ---
+
+    async def connect(self) -> None:
+        """Open the connection within the client's limit; failures go to the sink."""
+        client = self._client
+        try:
+            async with asyncio.timeout(client.connect_timeout_s):
+                await client.loop.create_connection(lambda: self, client.host, client.port, ssl=client.tls)
+        except TimeoutError:
+            self._finish(BackendUnreachable("The backend did not accept a connection in time"))
+        except OSError:
+            self._finish(BackendUnreachable("The backend refused the connection"))
+        finally:
+            self._connect_task = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        if self._is_done:
+            transport.abort()
+            return
+        self._last_byte_s = self._client.loop.time()
+        self._idle_timer = self._client.loop.call_later(self._client.idle_timeout_s, self._check_idle)
+        transport.write(self._request)
+        self._request = b""
+        if self._is_paused:
+            # uvloop undoes a pause made inside connection_made.
+            self._client.loop.call_soon(self._repause)
+
+    def _repause(self) -> None:
+        if self._is_paused:
+            self.pause_reading()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_done:
+            return
+        self._last_byte_s = self._client.loop.time()
+        if not self._is_headed:
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self._error = UpstreamFailed("The backend sent a malformed answer")
+        if not self._is_headed and self._head_bytes > MAX_HEAD_BYTES:
+            self._error = UpstreamFailed("The backend sent a malformed answer")
+        parts = self._parts
+        if parts:
+            body = parts[0] if len(parts) == 1 else b"".join(parts)
+            parts.clear()
+            self._sink.on_data(body)
+        if self._is_done:
+            return
+        if self._is_complete:
+            self._finish(None)
+        elif self._error is not None:
+            self._finish(self._error)
+
+    def eof_received(self) -> bool | None:
+        return None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._is_done:
+            return
+        if self._is_headed:
+            self._finish(UpstreamFailed("The backend closed the stream before its end"))
+        else:
+            self._finish(BackendUnreachable("The backend closed the connection without an answer"))
+
+    # --- httptools callbacks ---
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status < 200:
+            self._headers = []
+            return
+        self._is_headed = True
+        self._sink.on_head(status, self._headers)
+
+    def on_body(self, body: bytes) -> None:
+        self._parts.append(body)
+
+    def on_message_complete(self) -> None:
+        if self._is_headed:
+            self._is_complete = True
+
+    # --- ends ---
+
+    def _check_idle(self) -> None:
+        client = self._client
+        quiet_s = client.loop.time() - self._last_byte_s
+        if not self._is_paused and quiet_s >= client.idle_timeout_s:
+            self._finish(BackendTimeout("The backend sent nothing for too long"))
+            return
+        wait_s = client.idle_timeout_s if self._is_paused else client.idle_timeout_s - quiet_s
+        self._idle_timer = client.loop.call_later(wait_s, self._check_idle)
+
+    def _detach(self) -> None:
+        self._is_done = True
+        self._client.exchanges.discard(self)
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
+        if self._connect_task is not None:
+            self._connect_task.cancel()
+            self._connect_task = None
+        if self._transport is not None:
+            self._transport.abort()
+            self._transport = None
+
+    def _finish(self, error: UpstreamFailed | None) -> None:
+        if self._is_done:
+            return
+        self._connect_task = None
+        self._detach()
+        self._sink.on_end(error)
+
+
+class _Collector:
+    """Sink of a short call: the whole answer, with a bound."""
+
+    def __init__(self, future: asyncio.Future[Reply], max_bytes: int) -> None:
+        self._future = future
+        self._max_bytes = max_bytes
+        self._status = 0
+        self._headers: Headers = ()
+        self._body = bytearray()
+
+    def on_head(self, status: int, headers: Headers) -> None:
+        self._status, self._headers = status, headers
+
+    def on_data(self, data: bytes) -> None:
+        self._body += data
+        if len(self._body) > self._max_bytes and not self._future.done():
+            self._future.set_exception(UpstreamFailed("The backend's answer is too large"))
+
+    def on_end(self, error: UpstreamFailed | None) -> None:
+        if self._future.done():
+            return
+        if error is not None:
+            self._future.set_exception(error)
+        else:
+            self._future.set_result(Reply(self._status, self._headers, bytes(self._body)))
+
+
+class TgiBackend:
+    """Implements ``Backend`` over HTTP/1.1.
+
+    Args:
+        url: base address, ``http://host:port`` or ``https://…``; a path is kept as a prefix.
+        api_key: sent as a bearer token if given.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        connect_timeout_s: float = 5.0,
+        idle_timeout_s: float = 60.0,
+        unary_timeout_s: float = 30.0,
+        max_reply_bytes: int = 64_000_000,
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"backend address {url!r} must be http://host:port or https://host:port")
+        self.loop = asyncio.get_running_loop()
+        self.host = parts.hostname
+        self.port = parts.port or (443 if parts.scheme == "https" else 80)
+        self.tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self.connect_timeout_s = connect_timeout_s
+        self.idle_timeout_s = idle_timeout_s
+        self.unary_timeout_s = unary_timeout_s
+        self.exchanges: set[_Exchange] = set()
+        self._max_reply_bytes = max_reply_bytes
+        self._prefix = parts.path.rstrip("/").encode()
+        authority = f"[{self.host}]" if ":" in self.host else self.host
+        head = f"host: {authority}:{self.port}\r\n"
+        if api_key is not None:
+            head += f"authorization: Bearer {api_key}\r\n"
+        self._common = head.encode() + b"connection: close\r\n"
+        self._is_closed = False
+
+    def _request(self, method: bytes, path: str, body: bytes) -> bytes:
+        head = b"%b %b%b HTTP/1.1\r\n%b" % (method, self._prefix, path.encode(), self._common)
+        if method == b"POST":
+            head += b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body)
+        return head + b"\r\n" + body
+
+    def _start(self, request: bytes, sink: StreamSink) -> _Exchange:
+        exchange = _Exchange(self, request, sink)
+        self.exchanges.add(exchange)
+        # The exchange owns its connecting task and cancels it in ``abort``; it ends within connect_timeout_s.
+        exchange._connect_task = self.loop.create_task(exchange.connect())
+        return exchange
+
+    def open_stream(self, path: str, body: bytes, sink: StreamSink) -> _Exchange:
+        return self._start(self._request(b"POST", path, body), sink)
+
+    async def call(self, method: str, path: str, body: bytes = b"", *, timeout_s: float | None = None) -> Reply:
+        future: asyncio.Future[Reply] = self.loop.create_future()
+        exchange = self._start(self._request(method.encode(), path, body), _Collector(future, self._max_reply_bytes))
+        try:
+            async with asyncio.timeout(self.unary_timeout_s if timeout_s is None else timeout_s):
+                return await future
+        except TimeoutError:
+            raise BackendTimeout("The backend did not answer in time") from None
+        finally:
+            exchange.abort()
+
+    async def close(self) -> None:
+        for exchange in list(self.exchanges):
+            exchange.abort()

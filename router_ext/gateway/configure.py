@@ -1,0 +1,107 @@
+"""From a snapshot to what the gateway works with. Everything is validated before anything is replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from router_ext.backends.pool import Member
+from router_ext.core.config import ConfigError, PoolConfig, build_pool
+from router_ext.core.ids import BackendId
+from router_ext.errors import ModelNotFound, SnapshotRefused
+from router_ext.gateway.auth import Identity, KeyRing
+from router_ext.wire.controlplane import BackendRecord, ConfigSnapshot, PoolRecord, snapshot_digest
+from router_ext.wire.tgi import Info
+
+DEFAULT_MODELS = frozenset({"", "tgi", "dummy"})
+"""What clients send when they mean "whatever runs here" (``dummy`` is huggingface_hub's)."""
+
+_UNKNOWN_LIMIT = 4_096
+"""Stands in for ``/info``'s limits while a configuration is checked before its backends were asked."""
+
+
+class Directory:
+    """One applied snapshot: keys, pools by name, revision. Immutable.
+
+    Raises:
+        SnapshotRefused: with the reason; nothing has been applied.
+    """
+
+    def __init__(self, snapshot: ConfigSnapshot, peppers: Mapping[int, bytes]) -> None:
+        if snapshot.digest and snapshot.digest != snapshot_digest(snapshot):
+            raise SnapshotRefused(f"revision {snapshot.revision}: the digest does not match the content")
+        self.snapshot = snapshot
+        self.revision = snapshot.revision
+        self.pools = {record.pool: record for record in snapshot.pools}
+        self._by_name: dict[str, PoolRecord] = {}
+        for record in snapshot.pools:
+            for name in (record.name, *record.aliases):
+                if name in self._by_name and self._by_name[name] is not record:
+                    raise SnapshotRefused(f"revision {snapshot.revision}: two pools answer to {name!r}")
+                self._by_name[name] = record
+        for record in snapshot.pools:
+            pool_config(record, snapshot, {})
+        self.keys = KeyRing(snapshot, peppers)
+
+    def resolve(self, model: str | None, identity: Identity) -> PoolRecord:
+        """The pool that serves a request.
+
+        Raises:
+            ModelNotFound: no pool carries the name (TGI itself would serve any name).
+        """
+        wanted = identity.default_pool if model is None or model in DEFAULT_MODELS else model
+        record = self._by_name.get(wanted)
+        if record is None:
+            raise ModelNotFound(f"The model `{wanted[:200]}` does not exist or is not served here.", param="model")
+        return record
+
+
+def pool_config(record: PoolRecord, snapshot: ConfigSnapshot, members: Mapping[BackendId, Member]) -> PoolConfig:
+    """Configuration of a pool's scheduler: the snapshot's numbers, completed by what the backends say of themselves.
+
+    Args:
+        members: backends under watch; empty to check a snapshot before its backends were asked.
+
+    Raises:
+        SnapshotRefused: naming field, value and accepted range.
+    """
+    backends = []
+    for backend in record.backends:
+        member = members.get(BackendId(backend.backend))
+        if members and (member is None or member.info is None):
+            # Nothing is known of its limits: it takes no part until it has answered.
+            continue
+        backends.append(_backend_fields(backend, None if member is None else member.info))
+    try:
+        return build_pool(
+            pool={**record.scheduling, "name": record.name},
+            backends=backends,
+            tiers=[msgspec.structs.asdict(tier) for tier in snapshot.tiers],
+            tenants=[
+                {"tenant": tenant.tenant, "weight": tenant.weight, "max_queued": tenant.max_queued}
+                for tenant in snapshot.tenants
+            ],
+        )
+    except (ConfigError, KeyError, TypeError) as error:
+        raise SnapshotRefused(f"revision {snapshot.revision}: {error}") from None
+
+
+def _backend_fields(record: BackendRecord, info: Info | None) -> dict[str, object]:
+    max_total_tokens = _UNKNOWN_LIMIT if info is None else info.max_total_tokens
+    kv_tokens = record.kv_tokens
+    if kv_tokens is None:
+        # What TGI guarantees: one request of the largest size. It needs the block kept for health checks besides.
+        kv_tokens = max_total_tokens + record.block_size
+    return {
+        "backend": record.backend,
+        "kv_tokens": kv_tokens,
+        "block_size": record.block_size,
+        "prefill_budget_tokens": record.prefill_budget_tokens,
+        "is_chunked": record.is_chunked,
+        "speculate": record.speculate,
+        "is_cordoned": record.is_cordoned,
+        "max_input_tokens": max_total_tokens - 1 if info is None else info.max_input_tokens,
+        "max_total_tokens": max_total_tokens,
+        "max_concurrent_requests": 128 if info is None else info.max_concurrent_requests,
+    }

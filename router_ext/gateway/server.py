@@ -1,0 +1,341 @@
+"""The HTTP server: uvicorn on uvloop and httptools, hardened, with an ``Exchange`` in every scope.
+
+uvicorn alone keeps idle connections, half headers and half bodies open for ever, takes any amount of headers and a
+missing Host, frames HTTP/1.0 answers in chunks, and stops reading (and so stops seeing a client leave) as soon as a
+client pipelines. The protocol class below bounds each of these.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import errno
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httptools
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from router_ext.errors import SettingsError
+from router_ext.gateway.exchange import EXTENSION, Exchange
+from router_ext.settings import RouterSettings
+
+SEND_BUFFER_BYTES = 32_768
+"""Kernel buffer per client: a stalled reader absorbs some hundred events, not ten thousand."""
+
+WRITE_HIGH_BYTES = 65_536
+"""Bytes waiting in the process for one client before its upstream is paused."""
+
+MAX_PIPELINED = 8
+"""Further requests a client may send before its first is answered; beyond, its connection is cut."""
+
+DISCARD_BYTES = 64_000_000
+"""How much of a too large body is read and thrown away, so that its sender gets to see the 413."""
+
+
+class _Refused(Exception):
+    """Raised inside a parser callback; carries the status of the refusal."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+        self.text = text
+
+
+class _Phase(enum.Enum):
+    """What a connection owes us."""
+
+    HEAD = enum.auto()
+    BODY = enum.auto()
+    SERVING = enum.auto()
+
+
+def protocol_class(settings: RouterSettings) -> type[asyncio.Protocol]:
+    """The protocol with this router's limits."""
+
+    class LimitedProtocol(HttpToolsProtocol):
+        """One client connection."""
+
+        _phase = _Phase.HEAD
+        _since_s = 0.0
+        _head_bytes = 0
+        _header_bytes = 0
+        _body_bytes = 0
+        _is_discarding = False
+        _timer: asyncio.TimerHandle | None = None
+
+        # --- connection ---
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)  # type: ignore[arg-type]  # uvicorn narrows the argument
+            self.transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES, low=WRITE_HIGH_BYTES // 4)
+            self._exchanges: list[Exchange] = []
+            self._since_s = self.loop.time()
+            self._timer = self.loop.call_later(settings.header_timeout_s, self._check_progress)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            super().connection_lost(exc)
+            exchanges, self._exchanges = self._exchanges, []
+            for exchange in exchanges:
+                exchange.connection_lost()
+
+        def _check_progress(self) -> None:
+            """Cut a connection that owes the rest of a head or of a body. One timer serves its whole life."""
+            self._timer = None
+            if self.transport.is_closing():
+                return
+            wait_s = settings.header_timeout_s
+            if self._phase is not _Phase.SERVING:
+                limit_s = settings.header_timeout_s if self._phase is _Phase.HEAD else settings.body_idle_timeout_s
+                wait_s = limit_s - (self.loop.time() - self._since_s)
+                if wait_s <= 0:
+                    self._time_out()
+                    return
+            self._timer = self.loop.call_later(wait_s, self._check_progress)
+
+        def _time_out(self) -> None:
+            if self._phase is _Phase.BODY and not self.cycle.response_started:
+                # Its handler waits for the body: it learns of the end, and the connection says why.
+                self.cycle.response_complete = True
+                self.cycle.message_event.set()
+            if self._phase is _Phase.HEAD and self._head_bytes == 0:
+                self.transport.abort()
+            else:
+                self._refuse(408, "The request did not arrive in time.")
+
+        def data_received(self, data: bytes) -> None:
+            self._unset_keepalive_if_required()
+            if self._phase is _Phase.BODY:
+                self._since_s = self.loop.time()
+            else:
+                self._head_bytes += len(data)
+            if self._exchanges and self._exchanges[0].is_open:
+                # The stream's answer closes the connection: nothing that follows is ever served.
+                return
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserCallbackError as error:
+                cause = error.__context__ or error.__cause__
+                if not isinstance(cause, _Refused):
+                    raise
+                self._refuse(cause.status, cause.text)
+            except httptools.HttpParserUpgrade:
+                # Ignoring an upgrade is allowed; the parser has stopped, so this is the connection's last request.
+                self.cycle.keep_alive = False
+                self.cycle.more_body = False
+                self.cycle.message_event.set()
+                self._phase = _Phase.SERVING
+            except httptools.HttpParserError:
+                self._refuse(400, "Invalid HTTP request received.")
+            else:
+                if self._phase is _Phase.HEAD and self._head_bytes > settings.header_limit_bytes:
+                    self._refuse(431, "The request's headers are too large.")
+
+        def _refuse(self, status: int, text: str) -> None:
+            """Answer a connection that never became a request, and end it."""
+            if self.transport.is_closing():
+                return
+            if self.cycle is not None and not self.cycle.response_complete:
+                # An earlier request of this connection is being served; its answer must not be mixed with ours.
+                self.transport.abort()
+                return
+            body = text.encode()
+            head = b"HTTP/1.1 %d %b\r\ncontent-type: text/plain; charset=utf-8\r\n" % (status, _PHRASES[status])
+            self.transport.write(head + b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(body), body))
+            self.transport.close()
+
+        # --- parser callbacks ---
+
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            # The clock of a head starts with its first byte and does not restart with each further one.
+            self._phase = _Phase.HEAD
+            self._since_s = self.loop.time()
+            self._header_bytes = 0
+
+        def on_url(self, url: bytes) -> None:
+            super().on_url(url)
+            self._header_bytes += len(url)
+            if self._header_bytes > settings.header_limit_bytes:
+                raise _Refused(414, "The request's target is too long.")
+
+        def on_header(self, name: bytes, value: bytes) -> None:
+            super().on_header(name, value)
+            self._header_bytes += len(name) + len(value) + 4
+            if self._header_bytes > settings.header_limit_bytes or len(self.headers) > settings.header_limit_count:
+                raise _Refused(431, "The request's headers are too large.")
+
+        def on_headers_complete(self) -> None:
+            is_old = self.parser.get_http_version() != "1.1"
+            hosts = 0
+            length = 0
+            for name, value in self.headers:
+                if name == b"host":
+                    hosts += 1
+                elif name == b"content-length" and value.isdigit():
+                    length = int(value)
+            if hosts > 1 or (hosts == 0 and not is_old):
+                raise _Refused(400, "Exactly one Host header is required.")
+            self._phase = _Phase.BODY
+            self._since_s = self.loop.time()
+            self._head_bytes = 0
+            self._body_bytes = 0
+            self._is_discarding = False
+            if len(self.pipeline) >= MAX_PIPELINED:
+                self.transport.abort()
+                return
+            try:
+                super().on_headers_complete()
+            except httptools.HttpParserInvalidURLError:
+                raise _Refused(400, "The request's target is invalid.") from None
+            exchange = Exchange(self.transport, self.cycle, has_chunks=not is_old)
+            # The task of this request has been made, and runs in a later turn.
+            self.scope["extensions"] = {EXTENSION: exchange}  # type: ignore[dict-item]  # typed for plain dicts
+            self._exchanges.append(exchange)
+            if length > settings.body_limit_bytes:
+                self._start_discarding()
+            # A paused connection hides that its client has gone.
+            self.flow.resume_reading()
+
+        def on_body(self, body: bytes) -> None:
+            if self.transport.is_closing():
+                return
+            self._body_bytes += len(body)
+            if self._is_discarding:
+                if self._body_bytes > DISCARD_BYTES:
+                    self.transport.abort()
+                return
+            if self._body_bytes > settings.body_limit_bytes:
+                self._start_discarding()
+                return
+            super().on_body(body)
+            # The body is bounded by the limit above; pausing would hide that its client has gone.
+            self.flow.resume_reading()
+
+        def on_message_complete(self) -> None:
+            super().on_message_complete()
+            self._phase = _Phase.SERVING
+
+        def _start_discarding(self) -> None:
+            self._is_discarding = True
+            exchange = self._exchanges[-1]
+            exchange.is_body_too_large = True
+            self.cycle.body = bytearray()
+            self.cycle.keep_alive = False
+            if self.cycle.waiting_for_100_continue:
+                # The client waits for leave to send: answered without it, it need not send at all.
+                self.cycle.waiting_for_100_continue = False
+                self.cycle.more_body = False
+                self.cycle.message_event.set()
+
+        def on_response_complete(self) -> None:
+            if self._exchanges:
+                self._exchanges.pop(0)
+            super().on_response_complete()
+
+        # --- flow control ---
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            if self._exchanges:
+                self._exchanges[0].paused()
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            if self._exchanges:
+                self._exchanges[0].resumed()
+
+    return LimitedProtocol
+
+
+_PHRASES = {400: b"Bad Request", 408: b"Request Timeout", 414: b"URI Too Long", 431: b"Request Header Fields Too Large"}
+
+
+def listen(settings: RouterSettings, *, host: str, port: int) -> socket.socket:
+    """The listening socket: handed down by a supervisor, or bound here.
+
+    Raises:
+        SettingsError: the port is busy or not ours to bind; the message names it.
+    """
+    if settings.listen_fd is not None and port == settings.port:
+        listener = socket.socket(fileno=settings.listen_fd)
+    else:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except OSError as error:
+            listener.close()
+            if error.errno == errno.EADDRINUSE:
+                raise SettingsError(f"port {port} on {host} is busy: another program listens there") from None
+            raise SettingsError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+    # Accepted sockets inherit it.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+    listener.setblocking(False)
+    return listener
+
+
+class RouterServer(uvicorn.Server):
+    """uvicorn's server whose first SIGTERM or SIGINT asks the router to drain, and whose second ends it.
+
+    ``on_drain`` is called on the event loop; the router calls ``finish`` when the last stream has ended or the limit
+    is over. Until then the port stays open: readiness says no, and new requests are refused with a reason.
+    """
+
+    def __init__(self, config: uvicorn.Config, on_drain: Callable[[], None] | None) -> None:
+        super().__init__(config)
+        self._on_drain = on_drain
+        self._is_draining = False
+        self._loop = asyncio.get_running_loop()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        if self._on_drain is None:
+            yield
+            return
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._loop.add_signal_handler(number, self._begin_end)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._loop.remove_signal_handler(number)
+
+    def _begin_end(self) -> None:
+        if self._is_draining:
+            self.should_exit = self.force_exit = True
+            return
+        self._is_draining = True
+        if self._on_drain is not None:
+            self._on_drain()
+
+    def finish(self) -> None:
+        """Stop listening, close idle connections and return from ``serve``."""
+        self.should_exit = True
+
+
+def make_server(app: Any, settings: RouterSettings, *, on_drain: Callable[[], None] | None = None) -> RouterServer:
+    """Server for ``app`` with this router's limits. Without ``on_drain`` it leaves signals alone."""
+    config = uvicorn.Config(
+        app,
+        http=protocol_class(settings),
+        loop="none",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=int(settings.keep_alive_s),
+        timeout_graceful_shutdown=5,
+        backlog=4_096,
+    )
+    return RouterServer(config, on_drain)

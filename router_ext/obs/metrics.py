@@ -1,0 +1,229 @@
+"""Prometheus metrics of the router. Label values are bounded: pool names, tiers, backends, outcomes, codes.
+
+Two registries: ``public`` stands open beside the data plane and names no tenant; ``admin`` (behind a token, on its own
+port) has the same and the tenants' shares. State that lives elsewhere (queues, reservations, spool) is read at scrape
+time from ``Readings``, so nothing is kept twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+"""From one millisecond of overhead to two minutes of queue."""
+
+PER_TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0)
+RATIO = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0)
+
+MAX_TENANTS = 500
+"""Tenants named in the admin registry; the rest are summed as ``other``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendReading:
+    """One backend at scrape time. Units: tokens; ``queue_size`` is what the backend itself said, None if stale."""
+
+    pool: str
+    backend: str
+    is_up: bool
+    running: int
+    reserved_tokens: int
+    kv_tokens: int
+    queue_size: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantReading:
+    """One tenant of one pool at scrape time."""
+
+    pool: str
+    tenant: str
+    queued: int
+    running: int
+    weight: float
+    prompt_tokens: int
+    output_tokens: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Readings:
+    """Everything read at scrape time."""
+
+    queued: dict[tuple[str, str], int] = field(default_factory=dict)
+    """Waiting requests by pool and tier."""
+    inflight: dict[str, int] = field(default_factory=dict)
+    """Running requests by pool."""
+    backends: list[BackendReading] = field(default_factory=list)
+    tenants: list[TenantReading] = field(default_factory=list)
+    spool_events: int = 0
+    spool_bytes: int = 0
+    applied_revision: int = 0
+    is_draining: bool = False
+
+
+class _Snapshotted(Collector):
+    """Gauges read from ``Readings`` at scrape time."""
+
+    def __init__(self, read: Callable[[], Readings], *, has_tenants: bool) -> None:
+        self._read = read
+        self._has_tenants = has_tenants
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterable[Metric]:
+        now = self._read()
+        queued = GaugeMetricFamily("fairlane_queue_length", "Waiting requests.", labels=["model", "tier"])
+        for (pool, tier), count in now.queued.items():
+            queued.add_metric([pool, tier], count)
+        inflight = GaugeMetricFamily("fairlane_inflight_requests", "Running requests.", labels=["model"])
+        for pool, count in now.inflight.items():
+            inflight.add_metric([pool], count)
+        yield queued
+        yield inflight
+        labels = ["model", "backend"]
+        up = GaugeMetricFamily("fairlane_backend_up", "1 if the backend may be used.", labels=labels)
+        running = GaugeMetricFamily("fairlane_backend_running_requests", "Streams open.", labels=labels)
+        reserved = GaugeMetricFamily("fairlane_backend_reserved_tokens", "KV tokens reserved.", labels=labels)
+        kv = GaugeMetricFamily("fairlane_backend_kv_tokens", "KV tokens that can be reserved.", labels=labels)
+        own = GaugeMetricFamily(
+            "fairlane_backend_queue_size", "Requests in the backend's own queue (should be 0).", labels=labels
+        )
+        for b in now.backends:
+            name = [b.pool, b.backend]
+            up.add_metric(name, float(b.is_up))
+            running.add_metric(name, b.running)
+            reserved.add_metric(name, b.reserved_tokens)
+            kv.add_metric(name, b.kv_tokens)
+            if b.queue_size is not None:
+                own.add_metric(name, b.queue_size)
+        yield from (up, running, reserved, kv, own)
+        yield GaugeMetricFamily("fairlane_ledger_pending_events", "Usage events not acknowledged.", now.spool_events)
+        yield GaugeMetricFamily("fairlane_ledger_pending_bytes", "Bytes of the usage spool.", now.spool_bytes)
+        yield GaugeMetricFamily("fairlane_applied_revision", "Configuration in force.", now.applied_revision)
+        yield GaugeMetricFamily("fairlane_draining", "1 while the router ends its streams.", float(now.is_draining))
+        if self._has_tenants:
+            yield from _tenant_metrics(now.tenants)
+
+
+def _tenant_metrics(readings: list[TenantReading]) -> Iterable[Metric]:
+    labels = ["model", "tenant"]
+    queued = GaugeMetricFamily("fairlane_tenant_queue_length", "Waiting requests.", labels=labels)
+    running = GaugeMetricFamily("fairlane_tenant_inflight_requests", "Running requests.", labels=labels)
+    prompt = CounterMetricFamily("fairlane_tenant_prompt_tokens", "Prompt tokens served.", labels=labels)
+    output = CounterMetricFamily("fairlane_tenant_output_tokens", "Tokens handed to clients.", labels=labels)
+    delivered = GaugeMetricFamily(
+        "fairlane_tenant_delivered_share_ratio", "Part of all output tokens since start.", labels=labels
+    )
+    entitled = GaugeMetricFamily(
+        "fairlane_tenant_entitled_share_ratio", "Part of the weights of tenants with traffic.", labels=labels
+    )
+    tokens: dict[str, int] = {}
+    weights: dict[str, float] = {}
+    for r in readings:
+        tokens[r.pool] = tokens.get(r.pool, 0) + r.output_tokens
+        weights[r.pool] = weights.get(r.pool, 0.0) + r.weight
+    named = sorted(readings, key=lambda r: -r.output_tokens)
+    sums: dict[tuple[str, str], list[float]] = {}
+    for position, r in enumerate(named):
+        row = sums.setdefault((r.pool, r.tenant if position < MAX_TENANTS else "other"), [0.0] * 5)
+        for column, value in enumerate((r.queued, r.running, r.prompt_tokens, r.output_tokens, r.weight)):
+            row[column] += value
+    for (pool, tenant), (n_queued, n_running, n_prompt, n_output, weight) in sums.items():
+        name = [pool, tenant]
+        queued.add_metric(name, n_queued)
+        running.add_metric(name, n_running)
+        prompt.add_metric(name, n_prompt)
+        output.add_metric(name, n_output)
+        delivered.add_metric(name, n_output / tokens[pool] if tokens[pool] else 0.0)
+        entitled.add_metric(name, weight / weights[pool] if weights[pool] else 0.0)
+    return queued, running, prompt, output, delivered, entitled
+
+
+class Metrics:
+    """Counters and histograms written by the gateway, and the two pages made of them."""
+
+    def __init__(self, read: Callable[[], Readings]) -> None:
+        self.public = CollectorRegistry()
+        self.admin = CollectorRegistry()
+        by = ["model", "tier"]
+        self.requests = Counter("fairlane_requests", "Ended requests.", [*by, "outcome", "code"], registry=None)
+        self.rejected = Counter("fairlane_rejected", "Refused requests, by reason.", ["code"], registry=None)
+        self.queue_wait = Histogram(
+            "fairlane_queue_wait_seconds", "Arrival to first dispatch.", by, buckets=SECONDS, registry=None
+        )
+        self.ttft = Histogram(
+            "fairlane_time_to_first_token_seconds",
+            "Arrival to first token handed to the client.",
+            by,
+            buckets=SECONDS,
+            registry=None,
+        )
+        self.tpot = Histogram(
+            "fairlane_time_per_output_token_seconds",
+            "(last token - first token) / (tokens - 1).",
+            by,
+            buckets=PER_TOKEN_SECONDS,
+            registry=None,
+        )
+        self.duration = Histogram(
+            "fairlane_request_duration_seconds", "Arrival to end.", by, buckets=SECONDS, registry=None
+        )
+        self.overhead = Histogram(
+            "fairlane_overhead_seconds",
+            "Time to first token less waiting for a turn and for the backend.",
+            by,
+            buckets=SECONDS,
+            registry=None,
+        )
+        self.prompt_tokens = Counter("fairlane_prompt_tokens", "Prompt tokens served.", by, registry=None)
+        self.output_tokens = Counter("fairlane_output_tokens", "Tokens handed to clients.", by, registry=None)
+        self.predicted = Histogram(
+            "fairlane_predicted_to_actual_ratio",
+            "Predicted by actual output tokens of completed requests.",
+            by,
+            buckets=RATIO,
+            registry=None,
+        )
+        self.preemptions = Counter("fairlane_preemptions", "Streams cut to free KV.", ["reason"], registry=None)
+        self.recomputed = Counter(
+            "fairlane_recomputed_tokens", "Tokens generated and dropped.", ["model"], registry=None
+        )
+        self.resumed_prefill = Counter(
+            "fairlane_resumed_prefill_tokens", "Prompt tokens of continuations.", ["model"], registry=None
+        )
+        self.retries = Counter(
+            "fairlane_upstream_failures", "Broken upstream streams.", ["backend", "kind"], registry=None
+        )
+        self.resumes = Counter("fairlane_slice_ends", "Slice ends, by class.", ["model", "class"], registry=None)
+        for registry, has_tenants in ((self.public, False), (self.admin, True)):
+            for collector in (
+                self.requests,
+                self.rejected,
+                self.queue_wait,
+                self.ttft,
+                self.tpot,
+                self.duration,
+                self.overhead,
+                self.prompt_tokens,
+                self.output_tokens,
+                self.predicted,
+                self.preemptions,
+                self.recomputed,
+                self.resumed_prefill,
+                self.retries,
+                self.resumes,
+            ):
+                registry.register(collector)
+            registry.register(_Snapshotted(read, has_tenants=has_tenants))
+
+    def page(self, *, is_admin: bool = False) -> bytes:
+        """The text format of one registry."""
+        return generate_latest(self.admin if is_admin else self.public)

@@ -1,0 +1,232 @@
+"""The only reader of the environment: frozen settings of the router, each with the place it came from.
+
+Every field names its variable; a secret may instead come from a file named by ``<VARIABLE>_FILE``. A variable that
+begins with ``FAIRLANE_ROUTER_`` and is not listed here is refused, so that a misspelt limit never passes silently.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from router_ext.errors import SettingsError
+
+PREFIX = "FAIRLANE_ROUTER_"
+BACKEND_KEY_PREFIX = "FAIRLANE_BACKEND_KEY_"
+"""``FAIRLANE_BACKEND_KEY_<NAME>[_FILE]``: the secret a backend record calls ``api_key_name: <NAME>``."""
+
+_SHARED = {
+    "controlplane_url": "FAIRLANE_CONTROLPLANE_URL",
+    "key_pepper": "FAIRLANE_KEY_PEPPER",
+    "admin_token": "FAIRLANE_ADMIN_TOKEN",
+    "admin_port": "FAIRLANE_ADMIN_PORT",
+}
+"""Fields whose variable lacks the router's prefix because other programs read it as well."""
+
+
+def _default_id() -> str:
+    return "rtr_" + re.sub(r"[^0-9A-Za-z.-]", "-", socket.gethostname())
+
+
+class RouterSettings(BaseSettings):
+    """Effective settings of one router process.
+
+    Units: seconds and bytes by suffix. ``key_pepper`` is ``HEX`` (version 1) or ``1:HEX,2:HEX``.
+    """
+
+    model_config = SettingsConfigDict(frozen=True, extra="forbid")
+    secret_fields: ClassVar[frozenset[str]] = frozenset({"token", "key_pepper", "admin_token"})
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8080, ge=0, le=65_535)
+    listen_fd: int | None = Field(default=None, ge=3, description="listening socket handed down by a supervisor")
+    id: str = Field(default_factory=_default_id, pattern=r"^[0-9A-Za-z_.-]{1,80}$")
+    dir: Path = Path(".fairlane/router")
+    token: SecretStr | None = Field(default=None, description="the router's credential at the control plane")
+    controlplane_url: str = "http://127.0.0.1:8000"
+    snapshot_file: Path | None = Field(default=None, description="serve this snapshot, without a control plane")
+    key_pepper: SecretStr
+    admin_token: SecretStr | None = None
+    admin_port: int | None = Field(default=None, ge=0, le=65_535)
+    admin_host: str = "127.0.0.1"
+
+    body_limit_bytes: int = Field(default=2_000_000, ge=1_000, le=1_000_000_000, description="TGI's own default")
+    header_limit_bytes: int = Field(default=32_768, ge=1_024, le=1_000_000)
+    header_limit_count: int = Field(default=100, ge=8, le=10_000)
+    header_timeout_s: float = Field(default=10.0, gt=0, le=600)
+    body_idle_timeout_s: float = Field(default=30.0, gt=0, le=600)
+    keep_alive_s: float = Field(default=60.0, gt=0, le=3_600)
+    stall_limit_s: float = Field(
+        default=30.0, gt=0, le=3_600, description="a client that reads nothing for so long is cut"
+    )
+    drain_limit_s: float = Field(
+        default=60.0, ge=0, le=3_600, description="how long running streams may go on after SIGTERM"
+    )
+    request_limit_s: float = Field(
+        default=3_600.0, gt=0, le=86_400, description="longest life of one request, queue included"
+    )
+
+    connect_timeout_s: float = Field(default=5.0, gt=0, le=120)
+    unary_timeout_s: float = Field(default=30.0, gt=0, le=600, description="tokenising and other short upstream calls")
+    upstream_idle_s: float = Field(
+        default=60.0, gt=0, le=3_600, description="a stream without a byte for so long is dead; TGI pings every 15 s"
+    )
+    health_interval_s: float = Field(default=1.0, gt=0, le=60)
+    health_timeout_s: float = Field(
+        default=10.0, gt=0, le=120, description="one health answer may wait for a model step"
+    )
+    health_failures: int = Field(default=3, ge=1, le=100, description="failed checks in a row that make a backend down")
+    retry_limit: int = Field(default=2, ge=0, le=10, description="upstream failures one request may survive")
+    log_level: str = Field(default="info", pattern=r"^(debug|info|warning|error)$")
+
+    @field_validator("key_pepper")
+    @classmethod
+    def _check_pepper(cls, value: SecretStr) -> SecretStr:
+        parse_peppers(value.get_secret_value())
+        return value
+
+    @field_validator("controlplane_url")
+    @classmethod
+    def _check_url(cls, value: str) -> str:
+        if value and not re.match(r"https?://[^/\s]+", value):
+            raise ValueError("must be an http:// or https:// address, or empty")
+        return value.rstrip("/")
+
+    @property
+    def peppers(self) -> dict[int, bytes]:
+        """Pepper by version."""
+        return parse_peppers(self.key_pepper.get_secret_value())
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)
+
+
+class _EnvironmentSource:
+    """Reads each field's variable or its ``_FILE``, and remembers which."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.environ = environ
+        self.origins: dict[str, str] = {}
+
+    def values(self) -> dict[str, Any]:
+        known: set[str] = set()
+        values: dict[str, Any] = {}
+        for name in RouterSettings.model_fields:
+            variable = variable_of(name)
+            known |= {variable, variable + "_FILE"} if name in RouterSettings.secret_fields else {variable}
+            found = self._read(name, variable)
+            if found is not None:
+                values[name] = found
+        unknown = sorted(key for key in self.environ if key.startswith(PREFIX) and key not in known)
+        if unknown:
+            raise SettingsError(f"unknown variable {', '.join(unknown)} (known: {', '.join(sorted(known))})")
+        return values
+
+    def _read(self, name: str, variable: str) -> str | None:
+        direct = self.environ.get(variable)
+        path = self.environ.get(variable + "_FILE") if name in RouterSettings.secret_fields else None
+        if direct is not None and path is not None:
+            raise SettingsError(f"{variable} and {variable}_FILE are both set; keep one")
+        if path is not None:
+            self.origins[name] = f"file {path} ({variable}_FILE)"
+            return read_secret_file(path, variable + "_FILE")
+        if direct is not None:
+            self.origins[name] = f"environment ({variable})"
+            # An empty variable is how container files switch an optional value off.
+            return direct if direct != "" or name == "controlplane_url" else None
+        return None
+
+
+def read_secret_file(path: str, variable: str) -> str:
+    """Content of a secret's file without the line end an editor leaves.
+
+    Raises:
+        SettingsError: naming the variable, never the content.
+    """
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{variable}: cannot read {path}: {error}") from None
+
+
+def variable_of(name: str) -> str:
+    """Environment variable of a field."""
+    return _SHARED.get(name, PREFIX + name.upper())
+
+
+def parse_peppers(text: str) -> dict[int, bytes]:
+    """Peppers by version from ``HEX`` or ``1:HEX,2:HEX``; each of at least 32 bytes."""
+    peppers: dict[int, bytes] = {}
+    for part in text.split(","):
+        version, _, digits = part.strip().rpartition(":")
+        try:
+            number, pepper = int(version or 1), bytes.fromhex(digits)
+        except ValueError:
+            raise ValueError("a pepper is hexadecimal, with an optional version: 1:HEX,2:HEX") from None
+        if len(pepper) < 32:
+            raise ValueError(f"pepper version {number} has {len(pepper)} bytes, at least 32 are needed")
+        peppers[number] = pepper
+    return peppers
+
+
+def load_router_settings(
+    environ: Mapping[str, str] | None = None, **overrides: Any
+) -> tuple[RouterSettings, dict[str, str]]:
+    """Read and validate everything.
+
+    Args:
+        environ: variables, the process's own by default.
+        overrides: values of command line options by field name; they win. None means "not given".
+
+    Returns:
+        the settings, and for each field the place its value came from.
+
+    Raises:
+        SettingsError: naming variable, value and accepted range (never a secret's value).
+    """
+    source = _EnvironmentSource(os.environ if environ is None else environ)
+    values = source.values()
+    for name, value in overrides.items():
+        if value is not None:
+            values[name] = value
+            source.origins[name] = f"option --{name.replace('_', '-')}"
+    try:
+        settings = RouterSettings(**values)
+    except ValidationError as error:
+        raise SettingsError("; ".join(_explain(item) for item in error.errors(include_input=False))) from None
+    if settings.snapshot_file is None and settings.controlplane_url and settings.token is None:
+        raise SettingsError(f"{variable_of('token')} (or _FILE) is required to speak to {settings.controlplane_url}")
+    if (settings.admin_port is None) != (settings.admin_token is None):
+        raise SettingsError(f"{variable_of('admin_port')} and {variable_of('admin_token')} come together")
+    return settings, {name: source.origins.get(name, "default") for name in RouterSettings.model_fields}
+
+
+def _explain(item: Any) -> str:
+    name = str(item["loc"][0]) if item["loc"] else "settings"
+    where = variable_of(name)
+    if item["type"] == "missing":
+        return f"{where} is required (or {where}_FILE)"
+    return f"{where}: {item['msg']}"
+
+
+def load_backend_key(name: str, environ: Mapping[str, str] | None = None) -> str | None:
+    """The secret a backend record names, from ``FAIRLANE_BACKEND_KEY_<NAME>`` or its ``_FILE``; None if unset."""
+    environ = os.environ if environ is None else environ
+    variable = BACKEND_KEY_PREFIX + re.sub(r"[^0-9A-Z]", "_", name.upper())
+    path = environ.get(variable + "_FILE")
+    return read_secret_file(path, variable + "_FILE") if path else environ.get(variable)
