@@ -1,0 +1,59 @@
+"""Everything between one router and its control plane, as one object with one task."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from router_ext.sync.config_client import Apply, ConfigClient, OnArtifact
+from router_ext.sync.heartbeat import HeartbeatClient
+from router_ext.sync.ledger import Ledger
+from router_ext.sync.session import ControlPlaneSession
+from router_ext.sync.usage_client import UsageClient
+from router_ext.wire.controlplane import Heartbeat
+
+
+class ControlPlaneLink:
+    """Builds the clients, runs them together. Create it inside the running loop.
+
+    Attributes:
+        config, usage, heartbeat: the clients, for their state and counters.
+    """
+
+    def __init__(
+        self,
+        *,
+        url: str,
+        token: str,
+        directory: Path,
+        router: str,
+        ledger: Ledger,
+        apply: Apply,
+        build_heartbeat: Callable[[], Heartbeat],
+        on_artifact: OnArtifact | None = None,
+    ) -> None:
+        self._session = ControlPlaneSession(url, token)
+        self._ledger = ledger
+        self.heartbeat = HeartbeatClient(self._session, build_heartbeat)
+        self.usage = UsageClient(self._session, ledger, router=router)
+        self.config = ConfigClient(
+            self._session, directory, apply=apply, on_artifact=on_artifact, on_changed=self.heartbeat.notify
+        )
+
+    async def start(self) -> bool:
+        """Apply the saved copy of the configuration. False if there is none: ``config.wait_ready`` then waits."""
+        return await self.config.load_saved()
+
+    async def run(self) -> None:
+        """Everything in the background, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._ledger.run())
+            tasks.create_task(self.config.run())
+            tasks.create_task(self.usage.run())
+            tasks.create_task(self.heartbeat.run())
+
+    async def close(self, *, flush_s: float = 2.0) -> None:
+        """After ``run`` has ended: send what is pending for a moment, then close the connections."""
+        await self.usage.flush(limit_s=flush_s)
+        await self._session.close()

@@ -1,0 +1,102 @@
+"""Snapshots as bytes: decoding that leaves the event loop room, digest check, and the copy on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import time
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from router_ext.errors import SnapshotRefused
+from router_ext.wire.controlplane import (
+    ConfigSnapshot,
+    KeyRecord,
+    PoolRecord,
+    TenantRecord,
+    TierRecord,
+    snapshot_digest,
+)
+
+MAX_SNAPSHOT_BYTES = 256 << 20
+_CHUNK = 64
+"""Records decoded between two chances for the event loop: about 0.1 ms, against 360 ms for 100,000 keys at once."""
+_DIGEST = re.compile(rb'"digest":"([0-9a-f]{64})"\}\s*\Z')
+
+_T = TypeVar("_T")
+
+
+class _Shell(msgspec.Struct, kw_only=True):
+    """The snapshot with its long lists left undecoded."""
+
+    revision: int
+    published_at_us: int
+    pools: list[PoolRecord]
+    tiers: list[TierRecord]
+    tenants: list[msgspec.Raw]
+    keys: list[msgspec.Raw]
+    digest: str = ""
+
+
+def decode_snapshot(body: bytes) -> ConfigSnapshot:
+    """Decode and verify a snapshot. Meant for a worker thread: it gives the interpreter away between small pieces.
+
+    Raises:
+        SnapshotRefused: not a snapshot, or its digest does not fit its content.
+    """
+    try:
+        shell = msgspec.json.decode(body, type=_Shell)
+        snapshot = ConfigSnapshot(
+            revision=shell.revision,
+            published_at_us=shell.published_at_us,
+            pools=shell.pools,
+            tiers=shell.tiers,
+            tenants=_decode_all(shell.tenants, TenantRecord),
+            keys=_decode_all(shell.keys, KeyRecord),
+            digest=shell.digest,
+        )
+    except msgspec.MsgspecError as error:
+        raise SnapshotRefused(f"not a snapshot: {error}") from error
+    if not _is_digest_right(body, snapshot):
+        raise SnapshotRefused(f"revision {snapshot.revision}: digest {snapshot.digest[:12]!r} does not fit the content")
+    return snapshot
+
+
+def _decode_all(raws: list[msgspec.Raw], record: type[_T]) -> list[_T]:
+    decoder = msgspec.json.Decoder(record)
+    decoded: list[_T] = []
+    for begin in range(0, len(raws), _CHUNK):
+        decoded.extend(decoder.decode(raw) for raw in raws[begin : begin + _CHUNK])
+        time.sleep(0)  # gives the interpreter lock away
+    return decoded
+
+
+def _is_digest_right(body: bytes, snapshot: ConfigSnapshot) -> bool:
+    """Over the received bytes where they are in canonical form, so that fields of a newer neighbour count too."""
+    match = _DIGEST.search(body[-128:])
+    if match is not None and match[1].decode() == snapshot.digest:
+        hasher = hashlib.sha256(memoryview(body)[: len(body) - len(body[-128:]) + match.start()])
+        hasher.update(b'"digest":""}')
+        if hasher.hexdigest() == snapshot.digest:
+            return True
+    return bool(snapshot.digest) and snapshot_digest(snapshot) == snapshot.digest
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace ``path`` so that after any crash it holds either the old or the new bytes whole. Mode 0600. Blocks."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    part = path.with_name(f".{path.name}.part")
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

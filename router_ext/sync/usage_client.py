@@ -1,0 +1,135 @@
+"""Ended requests to the control plane: batches of the spooled bytes, sent again byte for byte until acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import msgspec
+import structlog
+
+from router_ext.sync.ledger import Ledger
+from router_ext.sync.session import Backoff, ControlPlaneRefused, ControlPlaneSession, ControlPlaneUnavailable
+from router_ext.wire.controlplane import USAGE_PATH, UsageAck
+
+log = structlog.get_logger(__name__)
+
+BATCH_EVENTS = 256
+"""Reading and framing a batch takes about 0.5 ms of the event loop at this size."""
+LINGER_S = 0.1
+"""Wait after the first event, so that a busy router sends few batches and an idle one is prompt."""
+TIMEOUT_S = 15.0
+_MAX_ANSWER_BYTES = 1 << 16
+
+
+class UsageClient:
+    """Delivers what the ledger holds, oldest first, one batch at a time.
+
+    A batch that was answered with anything but a complete ``UsageAck`` is sent again with the same bytes; the control
+    plane knows events by id. A batch that is refused (4xx) is halved to find the event at fault, which is set aside in
+    the spool's ``damaged/`` folder once others of its batch were taken; as long as nothing is taken, nothing is set
+    aside (a control plane that refuses everything is at fault itself).
+
+    Attributes:
+        n_sent: events acknowledged as new; n_known: as known before; n_set_aside: kept for the operator.
+        n_failures: tries that failed since start. last_error: text of the newest failure, None while all is well.
+    """
+
+    def __init__(
+        self, session: ControlPlaneSession, ledger: Ledger, *, router: str, rng: random.Random | None = None
+    ) -> None:
+        self.n_sent = 0
+        self.n_known = 0
+        self.n_quarantined = 0
+        self.n_set_aside = 0
+        self.n_failures = 0
+        self.last_error: str | None = None
+        self._session = session
+        self._ledger = ledger
+        self._head = b'{"router":' + msgspec.json.encode(router) + b',"events":['
+        self._backoff = Backoff(first_s=0.2, limit_s=10.0, rng=rng)
+        self._decoder = msgspec.json.Decoder(UsageAck)
+
+    async def run(self) -> None:
+        """Send until cancelled."""
+        while True:
+            await self._ledger.wait_pending()
+            await asyncio.sleep(LINGER_S)
+            while await self.send_one():
+                pass
+
+    async def send_one(self) -> bool:
+        """Send the oldest batch and acknowledge it, trying until it is taken. False if there was nothing to send."""
+        batch = self._ledger.read_batch(max_events=BATCH_EVENTS)
+        if batch is None:
+            return False
+        while not await self._deliver(batch.payloads):
+            await asyncio.sleep(self._backoff.next_s())
+            if len(batch.payloads) == 1:  # more may have come, to tell a bad event from a bad control plane
+                batch = self._ledger.read_batch(max_events=BATCH_EVENTS) or batch
+        self._ledger.ack(batch)
+        return True
+
+    async def _deliver(self, payloads: list[bytes]) -> bool:
+        """True once every event is taken or set aside, False if all of them were refused."""
+        refused: list[bytes] = []
+        n_taken = await self._post(payloads, refused)
+        if not n_taken:
+            return False
+        for payload in refused:
+            path = self._ledger.quarantine(payload)
+            self.n_set_aside += 1
+            log.error("usage.event_set_aside", file=str(path))
+        return True
+
+    async def _post(self, payloads: list[bytes], refused: list[bytes]) -> int:
+        """Number of events taken of ``payloads``; the others are added to ``refused``."""
+        body = self._head + b",".join(payloads) + b"]}"
+        while True:
+            try:
+                answer = await self._session.request(
+                    "POST", USAGE_PATH, body=body, timeout_s=TIMEOUT_S, max_bytes=_MAX_ANSWER_BYTES
+                )
+                if answer.status != 200:
+                    raise ControlPlaneUnavailable(f"POST {USAGE_PATH}: status {answer.status}")
+                ack = self._decoder.decode(answer.body)
+                if ack.accepted + ack.known + ack.quarantined != len(payloads):
+                    raise ControlPlaneUnavailable(f"sent {len(payloads)} events, acknowledged are {ack}")
+            except ControlPlaneRefused as error:
+                self._failed(error.message)
+                if len(payloads) == 1:
+                    refused.append(payloads[0])
+                    return 0
+                half = len(payloads) // 2
+                return await self._post(payloads[:half], refused) + await self._post(payloads[half:], refused)
+            except ControlPlaneUnavailable as error:
+                self._failed(error.message)
+                await asyncio.sleep(self._backoff.next_s(error.retry_after_s))
+            except msgspec.MsgspecError as error:
+                self._failed(f"POST {USAGE_PATH}: not an acknowledgement: {error}")
+                await asyncio.sleep(self._backoff.next_s())
+            else:
+                break
+        self.n_sent += ack.accepted
+        self.n_known += ack.known
+        self.n_quarantined += ack.quarantined
+        if self.last_error is not None:
+            log.info("usage.delivery_resumed", pending_events=self._ledger.pending_events)
+        self.last_error = None
+        self._backoff.reset()
+        return len(payloads)
+
+    def _failed(self, reason: str) -> None:
+        if self.last_error is None:
+            log.warning("usage.delivery_failed", reason=reason, pending_events=self._ledger.pending_events)
+        self.n_failures += 1
+        self.last_error = reason
+
+    async def flush(self, *, limit_s: float) -> None:
+        """Send what is pending for at most ``limit_s``; the rest stays in the spool for the next start."""
+        try:
+            async with asyncio.timeout(limit_s):
+                while await self.send_one():
+                    pass
+        except TimeoutError:
+            log.info("usage.left_in_spool", pending_events=self._ledger.pending_events)
