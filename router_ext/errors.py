@@ -4,7 +4,9 @@ FairlaneError
 |-- RequestRefused            the request was wrong (4xx): status by dialect
 |   |-- NotAuthenticated      401
 |   |-- NotAllowed            403
-|   `-- ModelNotFound         404
+|   |-- ModelNotFound         404
+|   |-- BodyTooLarge          413
+|   `-- UnsupportedMediaType  415
 |-- LimitExceeded             429, with a computed retry hint
 |-- QueueRefused              429, capacity exists but you lost
 |-- NoBackend                 503, nobody can serve this
@@ -78,6 +80,20 @@ class ModelNotFound(RequestRefused):
 
     status_openai = status_native = 404
     code = "model_not_found"
+
+
+class BodyTooLarge(RequestRefused):
+    """More bytes than the router takes; refused before parsing."""
+
+    status_openai = status_native = 413
+    code = "request_too_large"
+
+
+class UnsupportedMediaType(RequestRefused):
+    """The body is not declared as JSON."""
+
+    status_openai = status_native = 415
+    code = "unsupported_media_type"
 
 
 class LimitExceeded(FairlaneError):

@@ -1,7 +1,8 @@
 """One client request in the router's own terms, independent of the dialect it came in.
 
 ``dialects.decode_request`` builds it, ``continuation.Continuation`` turns it into upstream slices, and
-``dialects.encoder_for`` writes the answer back in the client's dialect.
+``encoders.encoder_for`` writes the answer back in the client's dialect. Tokens travel as
+``router_ext.wire.tgi.StreamEvent``.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 from typing import Any
+
+from router_ext.wire.tgi import Info
 
 
 class Dialect(enum.StrEnum):
@@ -25,6 +28,14 @@ class Dialect(enum.StrEnum):
         return self in (Dialect.CHAT, Dialect.COMPLETIONS)
 
 
+class ResumeClass(enum.StrEnum):
+    """How faithful a resumed generation is; reported with its usage."""
+
+    EXACT = "exact"
+    APPROXIMATE = "approximate"
+    NEVER = "never"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLimits:
     """What the largest live backend of the pool takes (``/info``)."""
@@ -36,6 +47,20 @@ class ModelLimits:
     max_stop_sequences: int = 4
     max_top_n_tokens: int = 5
     max_client_batch_size: int = 4
+    model_pipeline_tag: str | None = None
+
+    @classmethod
+    def from_info(cls, info: Info) -> ModelLimits:
+        """The limits one backend states."""
+        return cls(
+            model_id=info.model_id,
+            max_input_tokens=info.max_input_tokens,
+            max_total_tokens=info.max_total_tokens,
+            max_best_of=info.max_best_of,
+            max_stop_sequences=info.max_stop_sequences,
+            max_client_batch_size=info.max_client_batch_size,
+            model_pipeline_tag=info.model_pipeline_tag,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,17 +105,6 @@ class GenerationRequest:
     wants_logprobs: bool = False
     include_usage: bool = False
     passthrough: PassThrough | None = None
-
-
-@dataclass(slots=True)
-class Token:
-    """One generated token as upstream told it. ``raw_top`` keeps ``top_tokens`` undecoded."""
-
-    id: int
-    text: str
-    logprob: float | None
-    special: bool
-    top_tokens: list[dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,74 @@
+"""HTTP headers that TGI's clients read, and the ones the router adds.
+
+Headers are ``list[tuple[bytes, bytes]]`` with lower-case names, as ASGI wants them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+Headers = list[tuple[bytes, bytes]]
+
+JSON = (b"content-type", b"application/json")
+EVENT_STREAM = (b"content-type", b"text/event-stream")
+
+MAX_RETRY_AFTER_S = 120
+"""SDKs ignore a larger hint and fall back to their own backoff."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timings:
+    """Where the time of one answer went, in seconds. ``queue_s`` includes the router's own queue."""
+
+    total_s: float
+    validation_s: float = 0.0
+    queue_s: float = 0.0
+    inference_s: float = 0.0
+
+
+def stream_headers(compute_type: str, compute_characters: int) -> Headers:
+    """Head of a stream, in TGI's order."""
+    return [
+        EVENT_STREAM,
+        (b"cache-control", b"no-cache"),
+        (b"x-compute-type", _value(compute_type)),
+        (b"x-compute-characters", b"%d" % compute_characters),
+        (b"x-accel-buffering", b"no"),
+    ]
+
+
+def body_headers(
+    compute_type: str, compute_characters: int, timings: Timings, prompt_tokens: int, generated_tokens: int
+) -> Headers:
+    """Head of a whole answer, in TGI's order; times are whole milliseconds but ``x-compute-time`` (seconds)."""
+    per_token_s = timings.inference_s / max(generated_tokens, 1)
+    return [
+        JSON,
+        (b"x-compute-type", _value(compute_type)),
+        (b"x-compute-time", b"%.9f" % timings.total_s),
+        (b"x-compute-characters", b"%d" % compute_characters),
+        (b"x-total-time", _ms(timings.total_s)),
+        (b"x-validation-time", _ms(timings.validation_s)),
+        (b"x-queue-time", _ms(timings.queue_s)),
+        (b"x-inference-time", _ms(timings.inference_s)),
+        (b"x-time-per-token", _ms(per_token_s)),
+        (b"x-prompt-tokens", b"%d" % prompt_tokens),
+        (b"x-generated-tokens", b"%d" % generated_tokens),
+    ]
+
+
+def retry_headers(retry_after_s: float) -> Headers:
+    """``Retry-After`` in whole seconds (1 to 120: never 0, never more than SDKs follow) and its exact twin in ms."""
+    seconds = min(max(math.ceil(retry_after_s), 1), MAX_RETRY_AFTER_S)
+    milliseconds = min(max(round(retry_after_s * 1000), 1), MAX_RETRY_AFTER_S * 1000)
+    return [(b"retry-after", b"%d" % seconds), (b"retry-after-ms", b"%d" % milliseconds)]
+
+
+def _ms(seconds: float) -> bytes:
+    return b"%d" % max(int(seconds * 1000), 0)
+
+
+def _value(text: str) -> bytes:
+    """Header-safe bytes: what a backend told is not trusted to be printable."""
+    return "".join(c for c in text if " " <= c <= "~").encode("ascii")
