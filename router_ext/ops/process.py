@@ -87,6 +87,30 @@ def tail(log: Path, lines: int = 15) -> str:
         return ""
 
 
+def run(command: Sequence[str], *, env: Mapping[str, str], cwd: Path | None = None) -> tuple[int, str, str]:
+    """Run a short command to its end, in a session of its own: (exit status, stdout, stderr)."""
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", _LAUNCH, str(os.getpid()), "SIGTERM", *command],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env=dict(env),
+        cwd=cwd,
+        start_new_session=True,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def started_at(pid: int) -> int | None:
+    """Kernel ticks at which a live process began: with its number, its identity. None when it is gone or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
 def command_line(pid: int) -> list[str]:
     """Arguments of a running process; empty when it is gone (or on systems without ``/proc``)."""
     try:
