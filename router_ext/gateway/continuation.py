@@ -476,10 +476,11 @@ class Continuation:
             raise ValueError(f"cut at {kept}, but {self._shown} of {self._n} tokens are shown")
         added = kept if decision.text_tokens is None else decision.text_tokens
         next_input = None if self._input_tokens is None else self._input_tokens + added
-        if next_input is not None and self._held and not self._is_interrupted:
-            if next_input > self._max_input_tokens or next_input >= self._max_total_tokens:
-                event = self._held.pop()
-                return self._finish("length", event)
+        is_full = next_input is not None and (
+            next_input > self._max_input_tokens or next_input >= self._max_total_tokens
+        )
+        if is_full and self._held and not self._is_interrupted:
+            return self._finish("length", self._held.pop())
         self.dropped_at_cut = self._n - kept
         self.recomputed_tokens += self.dropped_at_cut
         if not decision.is_exact:

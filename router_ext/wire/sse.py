@@ -48,10 +48,16 @@ class SseParser:
             SseError: one event is larger than the bound.
         """
         # Nearly every chunk of a TGI server is exactly one event; anything else takes the general way.
-        if not self._parts and not self._data and chunk[:6] == b"data: " and chunk[-2:] == b"\n\n":
-            if chunk.find(b"\n") == len(chunk) - 2 and b"\r" not in chunk:
-                self._skip_lf = False
-                return [chunk[6:-2]]
+        if (
+            chunk[-2:] == b"\n\n"
+            and chunk[:6] == b"data: "
+            and chunk.find(b"\n") == len(chunk) - 2
+            and b"\r" not in chunk
+            and not self._parts
+            and not self._data
+        ):
+            self._skip_lf = False
+            return [chunk[6:-2]]
         return self._feed(chunk)
 
     def _feed(self, chunk: bytes) -> list[bytes]:
