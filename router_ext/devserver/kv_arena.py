@@ -9,14 +9,18 @@ all of them with one batched product and at most half of what it reads is paddin
 
 A sequence that outgrows its arena is copied into the next (amortised one copy of each token); one that leaves
 gives its slot to the last sequence of the arena. Arenas shrink when three quarters of their slots are free and
-disappear with their last sequence.
+disappear with their last sequence. Memory comes from anonymous mappings, so what is given back leaves the process
+at once (the heap would keep most of it), and slots not yet written to cost nothing.
 """
 
 from __future__ import annotations
 
+import math
+import mmap
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from router_ext.devserver.gguf_model import ModelConfig
 
@@ -43,8 +47,8 @@ class Arena:
         self.capacity = capacity
         self.places: list[Place] = []
         self._shape = (config.n_kv_heads, capacity, config.head_dim)
-        self.keys = [torch.zeros(1, *self._shape) for _ in range(config.n_layers)]
-        self.values = [torch.zeros(1, *self._shape) for _ in range(config.n_layers)]
+        self.keys = [_zeros(1, *self._shape) for _ in range(config.n_layers)]
+        self.values = [_zeros(1, *self._shape) for _ in range(config.n_layers)]
 
     @property
     def used(self) -> int:
@@ -79,8 +83,13 @@ class Arena:
         # Layer by layer: only one layer is ever held twice.
         for tensors in (self.keys, self.values):
             for i, old in enumerate(tensors):
-                tensors[i] = torch.zeros(n_slots, *self._shape)
+                tensors[i] = _zeros(n_slots, *self._shape)
                 tensors[i][: self.used] = old[: self.used]
+
+
+def _zeros(*shape: int) -> Tensor:
+    """A zeroed float32 tensor in a mapping of its own, unmapped with its last reference."""
+    return torch.frombuffer(mmap.mmap(-1, math.prod(shape) * 4), dtype=torch.float32).view(shape)
 
 
 class KvCache:
