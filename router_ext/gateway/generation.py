@@ -87,6 +87,8 @@ class GenerationRequest:
             Without max_new_tokens, seed, details, return_full_text, which the continuation sets.
         seed: the client's seed, None if it sent none.
         is_greedy: no sampling; the resume class depends on it.
+        num_sequences: generations that one upstream request runs at once (best_of); several ``prompts`` are
+            requests of their own.
     """
 
     dialect: Dialect

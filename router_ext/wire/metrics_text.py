@@ -1,0 +1,50 @@
+"""The few gauges of TGI's ``/metrics`` a router looks at, out of some 90 kB of Prometheus text.
+
+TGI writes a metric only once it has had a value, so an absent gauge is None, never zero.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TgiGauges:
+    """What TGI says of its queue and batch. Units: requests and tokens; None where TGI has written nothing."""
+
+    queue_size: int | None = None
+    batch_current_size: int | None = None
+    batch_current_max_tokens: int | None = None
+    request_count: int | None = None
+    request_success: int | None = None
+
+
+_NAMES = {
+    b"tgi_queue_size": "queue_size",
+    b"tgi_batch_current_size": "batch_current_size",
+    b"tgi_batch_current_max_tokens": "batch_current_max_tokens",
+    b"tgi_request_count": "request_count",
+    b"tgi_request_success": "request_success",
+}
+
+
+def parse_gauges(text: bytes) -> TgiGauges:
+    """Read the text exposition format; series with labels are summed, values that are no number are left out."""
+    values: dict[str, float] = {}
+    for line in text.splitlines():
+        if not line.startswith(b"tgi_"):
+            continue
+        end = min(place for place in (line.find(b" "), line.find(b"{"), len(line)) if place >= 0)
+        name = _NAMES.get(line[:end])
+        if name is None:
+            continue
+        rest = line[line.rfind(b"}") + 1 :] if line[end : end + 1] == b"{" else line[end:]
+        fields = rest.split()
+        try:
+            value = float(fields[0]) if fields else math.nan
+        except ValueError:
+            continue
+        if math.isfinite(value):
+            values[name] = values.get(name, 0.0) + value
+    return TgiGauges(**{name: round(value) for name, value in values.items()})
