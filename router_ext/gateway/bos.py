@@ -4,7 +4,7 @@ A chat template usually prints BOS itself and TGI tokenises it without adding an
 if the tokenizer does. So the literal BOS is taken off the templated text if, and only if, the tokenizer adds it.
 
     rule = probe(await tokenize(""), await chat_tokenize(PROBE_CHAT))     # once per backend version
-    check = rule.check_text(chat_answer)                                  # ids of /tokenize(check) must equal the chat's
+    check = rule.check_text(chat_answer)              # ids of /tokenize(check) must equal those of the chat
     rule = rule.verified(chat_answer, await tokenize(check))
     prompt = chat_prompt(rule, decode_chat_tokenize(answer))              # per request
 

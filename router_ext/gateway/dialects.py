@@ -21,7 +21,7 @@ import orjson
 
 from router_ext.errors import BodyTooLarge, FairlaneError, RequestRefused, UnsupportedMediaType
 from router_ext.gateway.generation import Dialect, GenerationRequest, ModelLimits, PassThrough
-from router_ext.gateway.refusals import error_event, error_payload, error_response, refusal_of
+from router_ext.gateway.refusals import error_payload, error_response, refusal_of, stream_error
 from router_ext.gateway.shapes import (
     Fields,
     check_fields,
@@ -43,12 +43,12 @@ __all__ = [
     "decode_request",
     "decode_tokenize",
     "dialect_of",
-    "error_event",
     "error_payload",
     "error_response",
     "fit_lengths",
     "read_body",
     "refusal_of",
+    "stream_error",
 ]
 
 DEFAULT_MAX_BYTES = 2_000_000

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import orjson
 
 from router_ext.errors import FairlaneError, NoBackend, NotAuthenticated, QueueRefused, RequestRefused, UpstreamFailed
@@ -31,8 +33,10 @@ def error_payload(error: FairlaneError, dialect: Dialect) -> bytes:
     return orjson.dumps({"error": error.message, "error_type": error.native_type})
 
 
-def error_response(error: FairlaneError, dialect: Dialect) -> tuple[int, Headers, bytes]:
-    """Status, headers and body of a refusal. ``content-length`` is the server's business."""
+def error_response(
+    error: FairlaneError, dialect: Dialect, *, extra: Sequence[tuple[bytes, bytes]] = ()
+) -> tuple[int, Headers, bytes]:
+    """Status, headers (``extra`` behind them) and body of a refusal. ``content-length`` is the server's business."""
     status = error.status_openai if dialect.is_openai else error.status_native
     headers: Headers = [JSON]
     if isinstance(error, NotAuthenticated):
@@ -44,10 +48,11 @@ def error_response(error: FairlaneError, dialect: Dialect) -> tuple[int, Headers
         headers.append((b"x-should-retry", b"false"))
     elif retry_after_s is not None:
         headers += retry_headers(retry_after_s)
+    headers.extend(extra)
     return status, headers, error_payload(error, dialect)
 
 
-def error_event(error: FairlaneError, dialect: Dialect) -> bytes:
+def stream_error(error: FairlaneError, dialect: Dialect) -> bytes:
     """An error inside a stream. The connection is closed behind it: no ``[DONE]``, nothing that looks like an end."""
     return b"data: " + error_payload(error, dialect) + b"\n\n"
 
