@@ -24,7 +24,9 @@ class Environment(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="FAIRLANE_", frozen=True, extra="ignore")
 
     database_url: str = Field(validation_alias=AliasChoices("DATABASE_URL"))
+    database_url_file: Path | None = Field(default=None, validation_alias=AliasChoices("DATABASE_URL_FILE"))
     redis_url: str = Field(validation_alias=AliasChoices("REDIS_URL"))
+    redis_url_file: Path | None = Field(default=None, validation_alias=AliasChoices("REDIS_URL_FILE"))
     secret_key: SecretStr | None = None
     secret_key_file: Path | None = None
     key_pepper: SecretStr | None = None
@@ -40,6 +42,17 @@ class Environment(BaseSettings):
     artifact_dir: Path = Path(".fairlane/artifacts")
     beat_schedule_file: Path = Path(".fairlane/celerybeat-schedule")
     log_level: str = "INFO"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_addresses(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Addresses carry passwords, so they may come from files as well."""
+        read = {
+            name: _secret(None, Path(values[f"{name}_FILE"]))
+            for name in ("DATABASE_URL", "REDIS_URL")
+            if name not in values and values.get(f"{name}_FILE")
+        }
+        return values | read
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -1,0 +1,243 @@
+"""What the embedded stack consists of: its settings, its folders and secrets, each process's command and environment.
+
+Nothing here starts anything; ``router_ext.ops.up`` does.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from router_ext.errors import SettingsError
+from router_ext.ops.embedded import port_is_free
+
+OPERATOR_EMAIL = "operator@fairlane.local"
+
+# Small on purpose: a flood of 500 to 700 token prompts fills this budget with a handful of requests.
+MAX_INPUT_TOKENS = 1_024
+MAX_TOTAL_TOKENS = 1_536
+KV_TOKENS = 4_096
+PREFILL_TOKENS = 512
+BLOCK_SIZE = 16
+
+_PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "OMP_NUM_THREADS")
+_DRAIN_S = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackSettings:
+    """Settings of ``fairlane up``, from the environment. None means the embedded part."""
+
+    directory: Path
+    router_host: str
+    router_port: int
+    console_host: str
+    console_port: int
+    model_port: int
+    database_url: str | None
+    redis_url: str | None
+    backends: tuple[str, ...]
+
+    @property
+    def router_url(self) -> str:
+        return _url(self.router_host, self.router_port)
+
+    @property
+    def console_url(self) -> str:
+        return _url(self.console_host, self.console_port)
+
+    @property
+    def model_url(self) -> str:
+        return _url("127.0.0.1", self.model_port)
+
+    @property
+    def backend_urls(self) -> tuple[str, ...]:
+        return self.backends or (self.model_url,)
+
+
+def read_settings(environ: Mapping[str, str]) -> StackSettings:
+    """Read and check the variables of ``fairlane up``.
+
+    Raises:
+        SettingsError: naming the variable, its value and what is accepted.
+    """
+    backends = tuple(
+        part.strip().rstrip("/") for part in environ.get("FAIRLANE_BACKENDS", "").split(",") if part.strip()
+    )
+    for url in backends:
+        if not url.startswith(("http://", "https://")):
+            raise SettingsError(f"FAIRLANE_BACKENDS: {url!r} is no http:// or https:// address")
+    settings = StackSettings(
+        directory=Path(environ.get("FAIRLANE_DIR") or ".fairlane").absolute(),
+        router_host=environ.get("FAIRLANE_ROUTER_HOST") or "127.0.0.1",
+        router_port=_port(environ, "FAIRLANE_ROUTER_PORT", 8080),
+        console_host=environ.get("FAIRLANE_CONSOLE_HOST") or "127.0.0.1",
+        console_port=_port(environ, "FAIRLANE_CONSOLE_PORT", 8000),
+        model_port=_port(environ, "FAIRLANE_MODEL_PORT", 3000),
+        database_url=environ.get("DATABASE_URL") or None,
+        redis_url=environ.get("REDIS_URL") or None,
+        backends=backends,
+    )
+    ports = [settings.router_port, settings.console_port, *([] if backends else [settings.model_port])]
+    if len(set(ports)) != len(ports):
+        raise SettingsError(f"router, console and model server need different ports, not {ports}")
+    return settings
+
+
+def refuse_busy_ports(settings: StackSettings) -> None:
+    """Raise before anything is started if another program listens where we must.
+
+    Raises:
+        SettingsError: every busy port, its purpose and the variable that moves it.
+    """
+    wanted = [
+        ("router", "FAIRLANE_ROUTER_PORT", settings.router_host, settings.router_port),
+        ("console", "FAIRLANE_CONSOLE_PORT", settings.console_host, settings.console_port),
+    ]
+    if not settings.backends:
+        wanted.append(("model server", "FAIRLANE_MODEL_PORT", "127.0.0.1", settings.model_port))
+    busy = [
+        f"port {port} of the {what} is taken by another program (set {variable} to another one)"
+        for what, variable, host, port in wanted
+        if not port_is_free(host, port)
+    ]
+    if busy:
+        raise SettingsError("; ".join(busy))
+
+
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """Where everything lives below the state folder (docs/architecture.md)."""
+
+    root: Path
+
+    @property
+    def credentials(self) -> Path:
+        return self.root / "credentials.json"
+
+    def secret(self, name: str) -> Path:
+        return self.root / "secrets" / name
+
+    def log(self, name: str) -> Path:
+        return self.root / "logs" / f"{name}.log"
+
+    def prepare(self) -> None:
+        """Make the folders (0700) and, once, the secrets (0600)."""
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.root.chmod(0o700)
+        for name in ("secrets", "logs", "router", "model", "artifacts"):
+            (self.root / name).mkdir(mode=0o700, exist_ok=True)
+        for name, text in (
+            ("secret_key", secrets.token_urlsafe(48)),
+            ("key_pepper", secrets.token_hex(32)),
+        ):
+            path = self.secret(name)
+            if not path.exists():
+                draft = path.with_suffix(".new")
+                descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+                with os.fdopen(descriptor, "w") as file:
+                    file.write(text)
+                draft.rename(path)
+
+
+def base_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What every process gets; Fairlane's own variables and secrets are added by name where they are needed."""
+    kept = {name: environ[name] for name in _PASSED_ON if name in environ}
+    return kept | {"PYTHONUNBUFFERED": "1", "PATH": f"{Path(sys.executable).parent}:{environ.get('PATH', os.defpath)}"}
+
+
+def model_command(settings: StackSettings) -> list[str]:
+    return [
+        *_fairlane("devserver"),
+        *("--engine", "torch", "--hostname", "127.0.0.1", "--port", str(settings.model_port)),
+        *("--max-input-tokens", str(MAX_INPUT_TOKENS), "--max-total-tokens", str(MAX_TOTAL_TOKENS)),
+        *("--max-batch-total-tokens", str(KV_TOKENS), "--max-batch-prefill-tokens", str(PREFILL_TOKENS)),
+    ]
+
+
+def model_environment(folders: Folders, environ: Mapping[str, str]) -> dict[str, str]:
+    return base_environment(environ) | {"FAIRLANE_MODEL_DIR": str(folders.root / "model")}
+
+
+def controlplane_environment(
+    settings: StackSettings, folders: Folders, environ: Mapping[str, str], *, database_url: str, redis_url: str
+) -> dict[str, str]:
+    """For Django, gunicorn and Celery alike."""
+    passed = {name: environ[name] for name in ("FAIRLANE_ALLOWED_HOSTS", "FAIRLANE_TRUSTED_ORIGINS") if name in environ}
+    return (
+        base_environment(environ)
+        | passed
+        | {
+            "DJANGO_SETTINGS_MODULE": "controlplane.settings",
+            "DATABASE_URL": database_url,
+            "REDIS_URL": redis_url,
+            "FAIRLANE_SECRET_KEY_FILE": str(folders.secret("secret_key")),
+            "FAIRLANE_KEY_PEPPER_FILE": str(folders.secret("key_pepper")),
+            "FAIRLANE_CONSOLE_HOST": settings.console_host,
+            "FAIRLANE_CONSOLE_PORT": str(settings.console_port),
+            "FAIRLANE_ARTIFACT_DIR": str(folders.root / "artifacts"),
+            "FAIRLANE_BEAT_SCHEDULE_FILE": str(folders.root / "celerybeat-schedule"),
+        }
+    )
+
+
+def django_command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "django", *words]
+
+
+def console_command() -> list[str]:
+    return [sys.executable, "-m", "gunicorn", "--config", "python:controlplane.gunicorn_conf", "controlplane.wsgi"]
+
+
+def worker_command() -> list[str]:
+    options = ("--queues", "default,training", "--concurrency", "1", "--loglevel", "INFO", "--without-mingle")
+    return [sys.executable, "-m", "celery", "--app", "controlplane.celery", "worker", *options]
+
+
+def beat_command() -> list[str]:
+    return [sys.executable, "-m", "celery", "--app", "controlplane.celery", "beat", "--loglevel", "INFO", "--pidfile="]
+
+
+def router_command() -> list[str]:
+    return _fairlane("router")
+
+
+def router_environment(
+    settings: StackSettings, folders: Folders, environ: Mapping[str, str], *, listen_fd: int
+) -> dict[str, str]:
+    passed = {name: value for name, value in environ.items() if name.startswith("FAIRLANE_BACKEND_KEY_")}
+    return (
+        base_environment(environ)
+        | passed
+        | {
+            "FAIRLANE_ROUTER_HOST": settings.router_host,
+            "FAIRLANE_ROUTER_PORT": str(settings.router_port),
+            "FAIRLANE_ROUTER_LISTEN_FD": str(listen_fd),
+            "FAIRLANE_ROUTER_DIR": str(folders.root / "router"),
+            "FAIRLANE_ROUTER_DRAIN_LIMIT_S": str(_DRAIN_S),
+            "FAIRLANE_ROUTER_TOKEN_FILE": str(folders.secret("router_token")),
+            "FAIRLANE_CONTROLPLANE_URL": settings.console_url,
+            "FAIRLANE_KEY_PEPPER_FILE": str(folders.secret("key_pepper")),
+        }
+    )
+
+
+def _fairlane(command: str) -> list[str]:
+    return [sys.executable, "-m", "router_ext.cli", command]
+
+
+def _port(environ: Mapping[str, str], variable: str, default: int) -> int:
+    text = environ.get(variable) or str(default)
+    if not text.isdecimal() or not 1 <= int(text) <= 65_535:
+        raise SettingsError(f"{variable}: {text!r} is no port (1 to 65535)")
+    return int(text)
+
+
+def _url(host: str, port: int) -> str:
+    """Address for clients on this machine: the wildcard addresses are reached through loopback."""
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{reachable}:{port}"
