@@ -70,6 +70,11 @@ class PoolConfig:
         headroom_ratio: least share of the KV that non-urgent work leaves free while a tier with a target is active.
         max_queued: bound of the whole pool's queue.
         backend_wait_s: how long queued requests wait for a backend when none is up.
+        max_slice_tokens: upper limit of every slice. TGI reserves at most 1,024 new tokens, so more buys nothing;
+            a smaller limit makes every sliceable request yield after that many tokens.
+        min_slice_tokens: no slice is shrunk below this to squeeze a request in: a slice costs its prompt again.
+        aging_s, aging_ratio: inside one tenant, requests of a lower tier that waited longer than ``aging_s`` get
+            this share of the tenant's admissions, oldest first, so that no tier of its own can starve another.
     """
 
     name: str
@@ -85,6 +90,10 @@ class PoolConfig:
     headroom_ratio: float = 0.01
     max_queued: int = 20_000
     backend_wait_s: float = 30.0
+    max_slice_tokens: int = 1_024
+    min_slice_tokens: int = 64
+    aging_s: float = 30.0
+    aging_ratio: float = 0.1
 
 
 def _number(
@@ -192,4 +201,8 @@ def build_pool(
         headroom_ratio=_number(pool, "headroom_ratio", 0.01, 0, 0.9, where),
         max_queued=_integer(pool, "max_queued", 20_000, 1, 10_000_000, where),
         backend_wait_s=_number(pool, "backend_wait_s", 30.0, 0, 3_600, where),
+        max_slice_tokens=_integer(pool, "max_slice_tokens", 1_024, 1, 1_024, where),
+        min_slice_tokens=_integer(pool, "min_slice_tokens", 64, 1, 1_024, where),
+        aging_s=_number(pool, "aging_s", 30.0, 0, 86_400, where),
+        aging_ratio=_number(pool, "aging_ratio", 0.1, 0, 0.5, where),
     )

@@ -1,0 +1,270 @@
+"""May this request start on this backend, now?
+
+Four gates, in this order: KV (``core.kv``), concurrency (TGI answers 429 beyond ``max_concurrent_requests``, queued
+ones included), the prefill gate and the headroom. The last two hold back non-urgent work only.
+
+Prefill gate: TGI admits nobody while a long prompt is processed. Non-urgent work is dispatched only while the prompt
+tokens sent before and not yet answered, plus its own, stay within the window
+
+    min(prefill budget, prefill rate * half of the tightest active TTFT target)
+
+so that an urgent request arriving next waits at most about half its target. A prompt larger than the window (an
+elephant) goes alone; and where one elephant takes longer than half of the target and the pool has several backends,
+one backend is always kept free of elephants.
+
+Headroom: while a tier with a target is active, non-urgent work leaves one typical urgent reservation free on each
+backend; an idle backend ignores it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+from router_ext.core.config import BackendConfig
+from router_ext.core.estimates import LinearFit
+from router_ext.core.explain import Gate
+from router_ext.core.ids import BackendId
+from router_ext.core.kv import Ledger
+from router_ext.core.request import Request
+
+_DEFAULT_STEP_S = 0.05
+"""Step time before anything was observed; only orders guesses, and bounds the release lag of the first cancels."""
+
+_LAG_MARGIN = 1.5
+"""A closed stream's KV counts as held for this many estimated steps: too early a release queues inside TGI."""
+
+
+class Backend:
+    """What the scheduler knows of one backend: ledger, seats, prompts in prefill, learned speed.
+
+    Attributes:
+        index: position in the order of backend ids; the tie-break of placement.
+        prefill: prompt tokens of dispatches whose first token has not come, by ticket, in dispatch order (TGI's
+            prefill is first come, first served).
+        releases: (expected time, ticket, blocks) of running dispatches, ascending: when KV will come back.
+    """
+
+    __slots__ = (
+        "backend_id",
+        "block_size",
+        "config",
+        "index",
+        "is_cordoned",
+        "is_retired",
+        "is_up",
+        "ledger",
+        "num_running",
+        "prefill",
+        "prefill_fit",
+        "prefill_tokens",
+        "releases",
+        "room_tokens",
+        "seats",
+        "step_fit",
+    )
+
+    def __init__(self, config: BackendConfig) -> None:
+        self.backend_id: BackendId = config.backend
+        self.index = 0
+        self.is_up = False
+        self.is_retired = False
+        self.ledger = Ledger(config)
+        self.num_running = 0
+        self.seats = 0
+        self.prefill: dict[int, int] = {}
+        self.prefill_tokens = 0
+        self.releases: list[tuple[float, int, int]] = []
+        self.prefill_fit = LinearFit()
+        self.step_fit = LinearFit()
+        self.apply(config)
+
+    def apply(self, config: BackendConfig) -> None:
+        """Take over a changed statement of the operator."""
+        self.config = config
+        self.block_size = config.block_size
+        self.is_cordoned = config.is_cordoned
+        self.ledger.resize(config)
+        self.room_tokens = config.max_total_tokens
+
+    @property
+    def is_usable(self) -> bool:
+        """May be given work."""
+        return self.is_up and not self.is_cordoned and not self.is_retired
+
+    def blocks(self, request: Request, new_tokens: int) -> int:
+        """Blocks a dispatch of ``request`` with ``new_tokens`` reserves here, over all its sequences.
+
+        The 1,024 cap of TGI's rule is in ``new_tokens`` already; work that cannot be sliced reserves its whole
+        length instead, because TGI would come back for the rest without asking.
+        """
+        tokens = request.input_tokens + new_tokens + self.config.speculate - 1
+        return -(-tokens // self.block_size) * request.num_sequences
+
+    # --- changes -------------------------------------------------------------------------------------------------
+
+    def start(self, request: Request, blocks: int, now: float) -> None:
+        """Book a dispatch."""
+        ticket = request.ticket
+        self.ledger.reserve(ticket, blocks)
+        self.num_running += 1
+        self.seats += request.num_sequences
+        prompt = request.input_tokens
+        request.prefill_ahead_tokens = self.prefill_tokens + prompt
+        self.prefill[ticket] = prompt
+        self.prefill_tokens += prompt
+        expected = request.predicted_rest()
+        if expected > request.slice_tokens:
+            expected = request.slice_tokens
+        request.release_at_s = now + self.first_token_s(request.prefill_ahead_tokens) + expected * self.step_s()
+        insort(self.releases, (request.release_at_s, ticket, blocks))
+
+    def first_token(self, request: Request, now: float) -> None:
+        """The prompt of a running dispatch is done, and with it every prompt sent before."""
+        prefill = self.prefill
+        ticket = request.ticket
+        if ticket not in prefill:
+            return
+        self.prefill_fit.observe(request.prefill_ahead_tokens, now - request.dispatched_s)
+        for earlier in list(prefill):
+            self.prefill_tokens -= prefill.pop(earlier)
+            if earlier == ticket:
+                return
+
+    def prefill_over(self, ticket: int) -> None:
+        """The prompt of a dispatch needs no more attention, whatever became of it."""
+        tokens = self.prefill.pop(ticket, None)
+        if tokens is not None:
+            self.prefill_tokens -= tokens
+
+    def correct(self, request: Request, blocks: int) -> None:
+        """The running dispatch reserves something else than was assumed."""
+        self._forget_release(request)
+        self.ledger.correct(request.ticket, blocks)
+        request.blocks = blocks
+        insort(self.releases, (request.release_at_s, request.ticket, blocks))
+        tokens = self.prefill.get(request.ticket)
+        if tokens is not None:
+            self.prefill[request.ticket] = request.input_tokens
+            self.prefill_tokens += request.input_tokens - tokens
+
+    def stop(self, request: Request) -> None:
+        """The dispatch no longer runs; seats and expected release go at once, KV by ``free``."""
+        self.num_running -= 1
+        self.seats -= request.num_sequences
+        self._forget_release(request)
+
+    def free(self, ticket: int) -> None:
+        """The KV of a dispatch is free again."""
+        self.ledger.release(ticket)
+        self.prefill_over(ticket)
+
+    def _forget_release(self, request: Request) -> None:
+        key = (request.release_at_s, request.ticket)
+        position = bisect_left(self.releases, key)
+        if position < len(self.releases) and self.releases[position][1] == request.ticket:
+            del self.releases[position]
+
+    # --- estimates -----------------------------------------------------------------------------------------------
+
+    def step_s(self) -> float:
+        """Seconds per token of a running request, at the present load."""
+        line = self.step_fit.line()
+        return _DEFAULT_STEP_S if line is None else line[0] + line[1] * self.num_running
+
+    def first_token_s(self, prompt_tokens: int) -> float:
+        """Seconds from dispatch to first token with so many prompt tokens to process, own ones included."""
+        line = self.prefill_fit.line()
+        return _DEFAULT_STEP_S if line is None else line[0] + line[1] * prompt_tokens
+
+    def prefill_rate(self) -> float | None:
+        """Prompt tokens per second, None before anything was observed."""
+        line = self.prefill_fit.line()
+        return 1.0 / line[1] if line is not None and line[1] > 0.0 else None
+
+    def release_lag_s(self, request: Request) -> float:
+        """How long the KV of a stream that was just closed stays taken."""
+        if request.ticket in self.prefill:
+            ahead = 0
+            for ticket, tokens in self.prefill.items():
+                ahead += tokens
+                if ticket == request.ticket:
+                    break
+            return _LAG_MARGIN * self.first_token_s(ahead)
+        return _LAG_MARGIN * self.step_s()
+
+    # --- gates ---------------------------------------------------------------------------------------------------
+
+    def window_tokens(self, tightest_target_s: float | None) -> int:
+        """The prefill gate's window."""
+        budget = self.config.prefill_budget_tokens
+        if tightest_target_s is None:
+            return budget
+        rate = self.prefill_rate()
+        return budget if rate is None else max(1, min(budget, int(rate * tightest_target_s / 2.0)))
+
+    def has_elephant(self, tightest_target_s: float) -> bool:
+        """Whether a prompt in prefill takes longer than half of the target."""
+        rate = self.prefill_rate()
+        if rate is None:
+            return False
+        limit = rate * tightest_target_s / 2.0
+        return any(tokens > limit for tokens in self.prefill.values())
+
+
+class Gates:
+    """The prefill gate and the headroom of one pool, at one decision.
+
+    Attributes:
+        is_on: False under policies that do what TGI itself would do.
+    """
+
+    __slots__ = ("_headroom_ratio", "_mean_urgent_tokens", "is_on", "tightest_target_s")
+
+    def __init__(self, *, headroom_ratio: float, is_on: bool) -> None:
+        self.is_on = is_on
+        self.tightest_target_s: float | None = None
+        self._headroom_ratio = headroom_ratio
+        self._mean_urgent_tokens: float | None = None
+
+    def configure(self, *, headroom_ratio: float, is_on: bool) -> None:
+        """Apply a changed configuration; what was learned stays."""
+        self._headroom_ratio = headroom_ratio
+        self.is_on = is_on
+
+    def note_urgent(self, reservation_tokens: int) -> None:
+        """Learn the size of a typical urgent reservation (mean of about the last thirty)."""
+        mean = self._mean_urgent_tokens
+        self._mean_urgent_tokens = (
+            float(reservation_tokens) if mean is None else mean + (reservation_tokens - mean) / 32.0
+        )
+
+    def headroom_blocks(self, backend: Backend) -> int:
+        """Blocks that non-urgent work leaves free."""
+        if self.tightest_target_s is None or not self.is_on:
+            return 0
+        tokens = self._headroom_ratio * backend.ledger.usable_blocks * backend.block_size
+        mean = self._mean_urgent_tokens
+        if mean is not None and mean > tokens:
+            tokens = mean
+        return int(-(-tokens // backend.block_size))
+
+    def check(self, backend: Backend, request: Request, blocks: int, usable: list[Backend]) -> Gate:
+        """Which gate holds non-urgent work back from a backend whose KV and seats suffice; NONE if it may start."""
+        if not self.is_on:
+            return Gate.NONE
+        target = self.tightest_target_s
+        prompt = request.input_tokens
+        backlog = backend.prefill_tokens
+        if backlog and backlog + prompt > backend.window_tokens(target):
+            return Gate.PREFILL
+        if target is None:
+            return Gate.NONE
+        if len(usable) > 1:
+            rate = backend.prefill_rate()
+            if rate is not None and prompt > rate * target / 2.0:
+                others = sum(1 for other in usable if other is not backend and other.has_elephant(target))
+                if others >= len(usable) - 1:
+                    return Gate.PREFILL
+        if backend.num_running and backend.ledger.free_blocks - blocks < self.headroom_blocks(backend):
+            return Gate.HEADROOM
+        return Gate.NONE

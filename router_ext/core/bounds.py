@@ -1,0 +1,87 @@
+"""How far apart two tenants can get: the fairness bound of a configuration, in service units.
+
+    U'   = w_output * (M + 1) + max(0, w_prompt - w_output) * L
+    pass = ratio * U' / weight
+    counter bound of f      c_f - min c          <= U'/w_f + pass_f          (over backlogged tenants)
+    pair bound of f and g   |W_f/w_f - W_g/w_g|  <= U'(1/w_f + 1/w_g) + pass_f + pass_g
+
+``M`` is the number of KV tokens requests can hold together on all backends of the pool, ``L`` the longest prompt.
+The reason: a request is admitted only while its tenant's counter is at most ``pass`` above the floor, and what its
+tenant can be charged after that admission is at most one full pool. One token more than ``M``, because the last
+token a request produces never takes KV (TGI reserves ``input + new - 1``).
+
+With ``gamma > 0`` the pick may be ahead of the floor by what its rivals have in flight, and the first term becomes
+``max(U'/w_f, gamma * U'/w_g)``.
+
+Source: Sheng et al. (OSDI 2024), lemma 4.3 and theorem 4.4, with the constant corrected for w_prompt > w_output.
+"""
+
+from __future__ import annotations
+
+from router_ext.core.config import PoolConfig, TenantConfig
+from router_ext.core.kv import usable_blocks
+
+
+def pool_tokens(config: PoolConfig) -> int:
+    """``M``: KV tokens that requests can hold together, over all configured backends."""
+    return sum(usable_blocks(backend) * backend.block_size for backend in config.backends.values())
+
+
+def longest_prompt(config: PoolConfig) -> int:
+    """``L``: tokens of the longest prompt some backend takes."""
+    return max(
+        (min(b.max_input_tokens, usable_blocks(b) * b.block_size) for b in config.backends.values()),
+        default=0,
+    )
+
+
+def peak_service(config: PoolConfig) -> float:
+    """``U'``: the most service one tenant can still be charged for what runs, in service units."""
+    excess = max(0.0, config.w_prompt - config.w_output)
+    tokens = pool_tokens(config)
+    if tokens <= 0:
+        return 0.0
+    return config.w_output * (tokens + 1) + excess * longest_prompt(config)
+
+
+def urgency_ratio(config: PoolConfig) -> float:
+    """Share of ``U'`` by which urgent work may go ahead; 0 if no tier has a target."""
+    has_target = any(tier.ttft_target_s is not None for tier in config.tiers.values())
+    return config.burst_ratio if has_target else 0.0
+
+
+def pass_service(config: PoolConfig) -> float:
+    """Largest pass of any kind, in service units (divide by the tenant's weight)."""
+    if config.policy == "fifo":
+        return 0.0
+    return max(urgency_ratio(config), config.backfill_ratio) * peak_service(config)
+
+
+def counter_bound(config: PoolConfig, tenant: TenantConfig) -> float | None:
+    """Largest ``c_f - min c`` of a backlogged tenant, in service per weight. None: the policy promises nothing."""
+    if config.policy == "fifo":
+        return None
+    peak = peak_service(config)
+    first = peak / tenant.weight
+    if config.gamma > 0.0:
+        lightest = min((t.weight for t in config.tenants.values()), default=tenant.weight)
+        first = max(first, config.gamma * peak / lightest)
+    return first + pass_service(config) / tenant.weight
+
+
+def pair_bound(config: PoolConfig, first: TenantConfig, second: TenantConfig) -> float | None:
+    """Largest difference of service per weight between two tenants over any interval in which both are backlogged."""
+    one, other = counter_bound(config, first), counter_bound(config, second)
+    return None if one is None or other is None else one + other
+
+
+def bound_service(config: PoolConfig) -> float | None:
+    """The one number shown for a pool: largest ``(c_f - min c) * w_f``, in service units.
+
+    With ``gamma > 0`` the bound differs by tenant; this is the largest.
+    """
+    if config.policy == "fifo":
+        return None
+    if config.gamma > 0.0 and config.tenants:
+        return max((counter_bound(config, t) or 0.0) * t.weight for t in config.tenants.values())
+    return peak_service(config) + pass_service(config)

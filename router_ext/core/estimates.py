@@ -1,0 +1,84 @@
+"""What the scheduler learns on line about a backend's speed. Estimates buy latency, never safety or fairness."""
+
+from __future__ import annotations
+
+
+class LinearFit:
+    """Least squares ``y = intercept + slope * x`` with exponential forgetting.
+
+    A server's speed changes with its load and its neighbours, so old observations fade: with ``keep`` 0.98 the
+    last fifty or so decide. Until the observations spread enough to tell slope from intercept, the fit is the
+    line through the origin and their mean.
+
+    Cost: O(1) per observation.
+    """
+
+    __slots__ = ("_keep", "_n", "_sx", "_sxx", "_sxy", "_sy", "count")
+
+    def __init__(self, *, keep: float = 0.98) -> None:
+        self._keep = keep
+        self._n = self._sx = self._sy = self._sxx = self._sxy = 0.0
+        self.count = 0
+
+    def observe(self, x: float, y: float) -> None:
+        """Add one observation."""
+        keep = self._keep
+        self._n = self._n * keep + 1.0
+        self._sx = self._sx * keep + x
+        self._sy = self._sy * keep + y
+        self._sxx = self._sxx * keep + x * x
+        self._sxy = self._sxy * keep + x * y
+        self.count += 1
+
+    def line(self) -> tuple[float, float] | None:
+        """(intercept, slope), both >= 0; None before the first observation."""
+        if self.count == 0:
+            return None
+        n, sx, sy = self._n, self._sx, self._sy
+        spread = n * self._sxx - sx * sx
+        # A relative spread below 1% cannot carry a slope; neither can fewer than four observations.
+        if self.count >= 4 and spread > 0.01 * n * self._sxx:
+            slope = (n * self._sxy - sx * sy) / spread
+            intercept = (sy - slope * sx) / n
+            if slope > 0.0 and intercept >= 0.0:
+                return intercept, slope
+            if slope <= 0.0:
+                return sy / n, 0.0
+        return (0.0, sy / sx) if sx > 0.0 else (sy / n, 0.0)
+
+
+class Throughput:
+    """Output tokens per second of the pool, smoothed over about half a minute of work.
+
+    Only time in which something ran counts, so an idle night does not make the next estimate pessimistic.
+    """
+
+    __slots__ = ("_since_s", "_tokens", "rate")
+
+    def __init__(self) -> None:
+        self.rate: float | None = None
+        self._since_s: float | None = None
+        self._tokens = 0
+
+    def add(self, tokens: int) -> None:
+        """Count delivered tokens; called once per token event, so nothing else happens here."""
+        self._tokens += tokens
+
+    def tick(self, now: float, *, is_busy: bool) -> None:
+        """Close a window of a second or more."""
+        if not is_busy:
+            self._since_s = None
+            self._tokens = 0
+            return
+        if self._since_s is None:
+            self._since_s = now
+            self._tokens = 0
+            return
+        elapsed = now - self._since_s
+        if elapsed < 1.0:
+            return
+        seen = self._tokens / elapsed
+        share = min(1.0, elapsed / 30.0) if self.rate is not None else 1.0
+        self.rate = seen if self.rate is None else self.rate + share * (seen - self.rate)
+        self._since_s = now
+        self._tokens = 0

@@ -1,0 +1,190 @@
+"""Service counters: charge, lift, floor. The same under every policy, so that counters survive a policy switch.
+
+Rule: a tenant's counter grows by service divided by weight. The floor ``V`` is the smallest counter among
+backlogged tenants. A tenant that becomes backlogged is lifted to ``V``, or, when nobody waits, to the counter of
+the tenant that was last to stop waiting: idling earns nothing.
+
+Guarantee: ``V`` never decreases (but for settlements of estimated prompts), and lift never lowers a counter.
+
+Cost: O(1) per charge; O(log n) amortised per look at the floor. Counters only grow, so the heap may hold old
+keys: an entry that proves too small is moved down when it reaches the top.
+
+Source: Sheng et al., Fairness in Serving Large Language Models (OSDI 2024), algorithm 2 and its weighted form.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+from router_ext.core.queues import Tenant
+
+_SLACK = 64
+"""Forgotten entries tolerated beside as many live ones, before a heap is rebuilt."""
+
+
+class MinIndex:
+    """Backlogged tenants by a key that mostly grows. Ties: whoever became backlogged first."""
+
+    __slots__ = ("_heap", "_key", "_live")
+
+    def __init__(self, key: Callable[[Tenant], float]) -> None:
+        self._key = key
+        self._heap: list[tuple[float, int, Tenant]] = []
+        self._live: dict[Tenant, float] = {}
+        """Key of the one entry of each tenant that counts."""
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def add(self, tenant: Tenant) -> None:
+        """Enter a tenant that has become backlogged (``since`` is set), or note that its key fell."""
+        key = self._key(tenant)
+        self._live[tenant] = key
+        heap = self._heap
+        heapq.heappush(heap, (key, tenant.since, tenant))
+        if len(heap) > 2 * len(self._live) + _SLACK:
+            self.rebuild()
+
+    def discard(self, tenant: Tenant) -> None:
+        """Forget a tenant that is no longer backlogged."""
+        self._live.pop(tenant, None)
+
+    def lowered(self, tenant: Tenant) -> None:
+        """The tenant's key may have fallen."""
+        live = self._live.get(tenant)
+        if live is not None and self._key(tenant) < live:
+            self.add(tenant)
+
+    def rebuild(self) -> None:
+        """Drop forgotten entries; O(n), paid for by as many forgotten ones."""
+        for tenant in self._live:
+            self._live[tenant] = self._key(tenant)
+        self._heap = [(key, tenant.since, tenant) for tenant, key in self._live.items()]
+        heapq.heapify(self._heap)
+
+    def top(self) -> Tenant | None:
+        """The tenant with the smallest key."""
+        heap = self._heap
+        live = self._live
+        while heap:
+            entry = heap[0]
+            old, since, tenant = entry
+            if tenant.since != since or live.get(tenant) != old:
+                heapq.heappop(heap)
+                continue
+            key = self._key(tenant)
+            if key > old:
+                live[tenant] = key
+                heapq.heapreplace(heap, (key, since, tenant))
+                continue
+            return tenant
+        return None
+
+    def pop(self) -> tuple[float, int, Tenant] | None:
+        """Take the smallest entry out, to look at the next; give it back with ``restore``."""
+        return heapq.heappop(self._heap) if self.top() is not None else None
+
+    def restore(self, entries: list[tuple[float, int, Tenant]]) -> None:
+        """Give popped entries back. One that stopped counting meanwhile is dropped."""
+        for entry in entries:
+            if entry[2].since == entry[1] and self._live.get(entry[2]) == entry[0]:
+                heapq.heappush(self._heap, entry)
+
+
+class Counters:
+    """The counters of one pool."""
+
+    __slots__ = ("_last_left", "_next_since", "_seen_floor", "index", "largest_gap_service", "waiting_weight")
+
+    def __init__(self) -> None:
+        self.index = MinIndex(lambda tenant: tenant.counter)
+        self.waiting_weight = 0.0
+        self.largest_gap_service = 0.0
+        """Largest ``(c_f - V) * w_f`` seen among backlogged tenants, in service units."""
+        self._last_left: Tenant | None = None
+        self._next_since = 1
+        self._seen_floor = float("inf")
+
+    def floor(self) -> float | None:
+        """``V``, None while nobody waits."""
+        top = self.index.top()
+        if top is None:
+            return None
+        self._seen_floor = top.counter
+        return top.counter
+
+    def floor_or_last(self) -> float:
+        """``V``, or while nobody waits the counter that a returning tenant would be lifted to."""
+        floor = self.floor()
+        if floor is not None:
+            return floor
+        return 0.0 if self._last_left is None else self._last_left.counter
+
+    def backlogged(self, tenant: Tenant) -> None:
+        """Lift and enter a tenant whose queue has just become non-empty."""
+        tenant.counter = lift(tenant.counter, self._lift_to())
+        tenant.since = self._next_since
+        self._next_since += 1
+        self.waiting_weight += tenant.weight
+        self.index.add(tenant)
+        if tenant.counter < self._seen_floor:
+            self._seen_floor = tenant.counter
+        self._watch(tenant)
+
+    def idle(self, tenant: Tenant) -> None:
+        """The tenant's queue has just become empty, by dispatch, cancellation or expiry alike."""
+        self._last_left = tenant
+        tenant.since = 0
+        self.waiting_weight -= tenant.weight
+        self.index.discard(tenant)
+
+    def charge(self, tenant: Tenant, service: float) -> None:
+        """Add delivered service, divided by weight. Negative: an estimate is settled."""
+        tenant.counter += service / tenant.weight
+        if tenant.since:
+            if service < 0.0:
+                self.index.lowered(tenant)
+            elif (tenant.counter - self._seen_floor) * tenant.weight > self.largest_gap_service:
+                self._watch(tenant)
+
+    def reweigh(self, tenant: Tenant, weight: float) -> None:
+        """Apply a changed weight to future charges; service received stays as it was counted."""
+        if tenant.since:
+            self.waiting_weight += weight - tenant.weight
+        tenant.weight = weight
+
+    def rebase(self, tenants: list[Tenant]) -> None:
+        """Subtract the smallest counter from all: only differences matter, and small numbers keep their digits."""
+        base = min((tenant.counter for tenant in tenants), default=0.0)
+        for tenant in tenants:
+            tenant.counter -= base
+        if self._last_left is not None and self._last_left not in tenants:
+            self._last_left.counter -= base
+        self._seen_floor = float("inf")
+        self.index.rebuild()
+
+    def _lift_to(self) -> float:
+        floor = self.floor()
+        if floor is not None:
+            return floor
+        return float("-inf") if self._last_left is None else self._last_left.counter
+
+    def _watch(self, tenant: Tenant) -> None:
+        floor = self.floor()
+        if floor is not None:
+            gap = (tenant.counter - floor) * tenant.weight
+            if gap > self.largest_gap_service:
+                self.largest_gap_service = gap
+
+
+def lift(counter: float, virtual_time: float) -> float:
+    """Service counter of a tenant that has just become backlogged.
+
+    A tenant that was idle must not return with stored credit, nor be punished for having been served before. Taking
+    the larger of its own counter and virtual time gives both.
+
+    Units: both arguments in service per weight.
+    Invariants: result >= counter; result >= virtual_time.
+    """
+    return counter if counter > virtual_time else virtual_time

@@ -1,0 +1,37 @@
+"""``fifo``: one queue over all tenants.
+
+Rule: the request that was queued first goes first; if it does not fit, nobody goes. No slices below TGI's own 1,024,
+no gate, no headroom: what TGI's queue would do, with the queue held in the router. A request that continues after
+1,024 tokens goes to the tail, as TGI's own pieces do; one whose backend failed goes to the front.
+Guarantee: no starvation; no isolation: a tenant's share is its share of the offered tokens.
+Cost: O(1) per decision.
+Failure mode: one tenant's burst delays everybody by the whole burst.
+Source: TGI v3 ``queue.rs``. Counters are charged all the same, so that a policy switch finds them right.
+"""
+
+from __future__ import annotations
+
+from router_ext.core.fairness.base import Candidates, Standing
+from router_ext.core.fairness.counters import Counters
+from router_ext.core.queues import TierQueue, WaitingRoom
+
+
+class Fifo:
+    """See the module."""
+
+    is_gated = False
+
+    def __init__(self, counters: Counters, room: WaitingRoom) -> None:
+        self._room = room
+        self.backlogged = counters.backlogged
+        self.idle = counters.idle
+        self.charge = counters.charge
+
+    def head_changed(self, queue: TierQueue) -> None:
+        """Nothing is kept by head."""
+
+    def candidates(self, now: float) -> Candidates:
+        """The one head."""
+        for request in self._room.everyone.values():
+            yield request, Standing.HEAD
+            return

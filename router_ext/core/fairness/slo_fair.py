@@ -1,0 +1,241 @@
+"""``slo-fair``: weighted virtual token counters with bounded urgency. The default policy.
+
+Rule:
+    1. The *pick* is the head of the backlogged tenant with the smallest key
+       ``c + gamma * w_output * predicted tokens in flight / w`` (gamma 0: the counter itself).
+    2. An admission of tenant ``f`` that is not the pick is allowed only while ``c_f - V <= pass_f``, with ``V`` taken
+       again after every admission. Three kinds of admissions use such a pass:
+       - *urgent*: heads of tiers with a TTFT target that have shown no token, ``pass = burst / w``; the earliest
+         deadline that can still be met first, then late ones. They pass gates and claims.
+       - *another backend* than the one the pick waits for, and *backfill* behind it, ``pass = 0.05 U' / w``.
+    3. Urgent heads that fit nowhere, then the pick, claim the backend where they fit soonest; non-urgent work does
+       not use a claimed backend in the same decision, except what the claimant leaves over.
+
+Guarantee: ``c_f - V <= U'/w_f + max pass_f`` for every backlogged tenant, the pair bound of ``core.bounds``, and for
+a tenant inside its share its tier's target as far as the hardware allows. Urgency is a privilege of those inside
+their share: a tenant that floods a tier with a target runs out of pass and is served at its share.
+
+Cost: O(log n) amortised per decision. Urgent heads lie in heaps by deadline (on time, late); those whose tenant is out
+of pass lie in a third heap by the floor at which they may pass again. At most ``_URGENT_TRIES`` urgent heads and
+``_BACKFILL_TRIES`` others are tried per admission, so nothing scans all tenants.
+
+Failure mode: with a deadline that nothing can meet, urgent heads are late and go in the order of their deadlines
+within their pass, then at their share.
+
+Source: Sheng et al. (OSDI 2024) for counters and lift; urgency within a pass and claims are this product's own, from
+token-level simulation: free skipping broke the bound, claims that stick to a request broke it less often.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+from router_ext.core.config import PoolConfig
+from router_ext.core.fairness.base import Candidates, Standing
+from router_ext.core.fairness.counters import Counters, MinIndex
+from router_ext.core.queues import Tenant, TierQueue
+
+_URGENT_TRIES = 4
+"""Urgent heads tried per admission: enough to fill a gap that the first is too large for, few enough to stay O(1)."""
+
+_BACKFILL_TRIES = 4
+"""Other tenants tried behind a pick that waits."""
+
+_NOWHERE, _ON_TIME, _LATE, _OUT_OF_PASS = range(4)
+"""Which heap holds the entry of a queue that counts (``TierQueue.urgency``)."""
+
+_Entry = tuple[float, int, int, TierQueue]
+"""(key, order, version, queue): counts only while ``queue.version == version``."""
+
+
+class SloFair:
+    """See the module.
+
+    Args:
+        first_token_s: estimated seconds from dispatch to first token for a prompt of so many tokens.
+    """
+
+    is_gated = True
+
+    def __init__(self, counters: Counters, config: PoolConfig, first_token_s: Callable[[int], float]) -> None:
+        self._counters = counters
+        self._first_token_s = first_token_s
+        self._aging_s = config.aging_s
+        self._on_time: list[_Entry] = []
+        self._late: list[_Entry] = []
+        self._parked: list[_Entry] = []
+        self._num_live = 0
+        self._order = 0
+        self._gamma_output = config.gamma * config.w_output
+        self._keys = counters.index if self._gamma_output == 0.0 else MinIndex(self._key)
+
+    def _key(self, tenant: Tenant) -> float:
+        return tenant.counter + self._gamma_output * tenant.expected_rest / tenant.weight
+
+    # --- what the scheduler reports --------------------------------------------------------------------------------
+
+    def backlogged(self, tenant: Tenant) -> None:
+        """Lift, and enter the order of keys."""
+        self._counters.backlogged(tenant)
+        if self._keys is not self._counters.index:
+            self._keys.add(tenant)
+
+    def adopt(self, tenant: Tenant) -> None:
+        """Enter a tenant that has been backlogged before this policy took over; no lift."""
+        if self._keys is not self._counters.index:
+            self._keys.add(tenant)
+
+    def idle(self, tenant: Tenant) -> None:
+        """Leave the order of keys."""
+        self._counters.idle(tenant)
+        if self._keys is not self._counters.index:
+            self._keys.discard(tenant)
+
+    def charge(self, tenant: Tenant, service: float) -> None:
+        """Add service to the counter. The heaps are not touched: an entry whose key grew is moved when met."""
+        self._counters.charge(tenant, service)
+        if tenant.since and (service < 0.0 or self._gamma_output):
+            self._keys.lowered(tenant)
+            if service < 0.0:
+                for queue in tenant.by_rank:
+                    if queue.urgency == _OUT_OF_PASS:
+                        queue.urgency = _NOWHERE
+                        queue.indexed = None
+                        self._num_live -= 1
+                        self.head_changed(queue)
+
+    def head_changed(self, queue: TierQueue) -> None:
+        """Keep the urgency index: one counting entry per queue whose head is urgent."""
+        if queue.ttft_target_s is None and queue.urgency == _NOWHERE:
+            return
+        head = queue.head
+        if head is None or head.output_tokens or head.deadline_s is None:
+            if queue.urgency != _NOWHERE:
+                queue.urgency = _NOWHERE
+                queue.indexed = None
+                queue.version += 1
+                self._num_live -= 1
+            return
+        if queue.indexed is head:
+            return
+        queue.indexed = head
+        if queue.urgency == _OUT_OF_PASS:
+            return
+        if queue.urgency == _NOWHERE:
+            self._num_live += 1
+        self._enter(self._on_time, _ON_TIME, queue, head.deadline_s)
+
+    def _enter(self, heap: list[_Entry], where: int, queue: TierQueue, key: float) -> None:
+        queue.urgency = where
+        queue.version += 1
+        self._order += 1
+        heapq.heappush(heap, (key, self._order, queue.version, queue))
+        if len(heap) > 2 * self._num_live + 64:
+            heap[:] = [entry for entry in heap if entry[3].version == entry[2]]
+            heapq.heapify(heap)
+
+    # --- the decision ----------------------------------------------------------------------------------------------
+
+    def candidates(self, now: float) -> Candidates:
+        """Urgent heads within their pass, the pick, then others within the smaller pass."""
+        floor = self._counters.floor()
+        if floor is None:
+            return
+        if self._num_live:
+            held: list[_Entry] = []
+            try:
+                self._unpark(floor)
+                while len(held) < _URGENT_TRIES and (entry := self._next_on_time(now, floor)) is not None:
+                    held.append(entry)
+                    head = entry[3].head
+                    assert head is not None
+                    yield head, Standing.URGENT
+            finally:
+                _restore(self._on_time, held)
+            held = []
+            try:
+                while len(held) < _URGENT_TRIES and (entry := self._next_late(floor)) is not None:
+                    held.append(entry)
+                    head = entry[3].head
+                    assert head is not None
+                    yield head, Standing.LATE
+            finally:
+                _restore(self._late, held)
+        yield from self._in_turn(now, floor)
+
+    def _in_turn(self, now: float, floor: float) -> Candidates:
+        keys = self._keys
+        popped: list[tuple[float, int, Tenant]] = []
+        try:
+            standing = Standing.PICK
+            while len(popped) <= _BACKFILL_TRIES and (entry := keys.pop()) is not None:
+                popped.append(entry)
+                tenant = entry[2]
+                if standing is Standing.BACKFILL and tenant.counter - floor > tenant.backfill_pass:
+                    # In the order of counters everybody behind is further ahead of the floor; passes differ by
+                    # weight only, so the few tries go to those who are next in turn anyway.
+                    continue
+                head = tenant.head(now, self._aging_s)
+                assert head is not None
+                yield head, standing
+                standing = Standing.BACKFILL
+        finally:
+            keys.restore(popped)
+
+    def _next_on_time(self, now: float, floor: float) -> _Entry | None:
+        heap = self._on_time
+        while heap:
+            entry = heap[0]
+            queue = entry[3]
+            if queue.version != entry[2]:
+                heapq.heappop(heap)
+                continue
+            head = queue.head
+            assert head is not None
+            assert head.deadline_s is not None
+            if not self._may_pass(queue, floor):
+                heapq.heappop(heap)
+                continue
+            if now + self._first_token_s(head.input_tokens) > head.deadline_s:
+                heapq.heappop(heap)
+                self._enter(self._late, _LATE, queue, head.deadline_s)
+                continue
+            return heapq.heappop(heap)
+        return None
+
+    def _next_late(self, floor: float) -> _Entry | None:
+        heap = self._late
+        while heap:
+            queue = heap[0][3]
+            if queue.version != heap[0][2] or not self._may_pass(queue, floor):
+                heapq.heappop(heap)
+                continue
+            return heapq.heappop(heap)
+        return None
+
+    def _may_pass(self, queue: TierQueue, floor: float) -> bool:
+        """Whether the tenant is inside its pass; if not, the queue is parked until the floor has risen."""
+        tenant = queue.tenant
+        ahead = tenant.counter - floor
+        if ahead <= tenant.urgency_pass:
+            return True
+        self._enter(self._parked, _OUT_OF_PASS, queue, tenant.counter - tenant.urgency_pass)
+        return False
+
+    def _unpark(self, floor: float) -> None:
+        parked = self._parked
+        while parked and parked[0][0] <= floor:
+            _, _, version, queue = heapq.heappop(parked)
+            if queue.version != version:
+                continue
+            head = queue.head
+            assert head is not None
+            assert head.deadline_s is not None
+            self._enter(self._on_time, _ON_TIME, queue, head.deadline_s)
+
+
+def _restore(heap: list[_Entry], held: list[_Entry]) -> None:
+    for entry in held:
+        if entry[3].version == entry[2]:
+            heapq.heappush(heap, entry)

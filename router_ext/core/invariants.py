@@ -1,0 +1,120 @@
+"""Executable laws of the scheduler, for tests and for the running router (a periodic check, logged and counted).
+
+Each law is one function of the state that returns the sentences of what is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from router_ext.core.ids import BackendId, RequestId, TenantId
+from router_ext.core.lifecycle import State
+from router_ext.core.queues import Tenant, WaitingRoom
+from router_ext.core.request import Request
+
+if TYPE_CHECKING:
+    from router_ext.core.admission import Backend
+    from router_ext.core.fairness.counters import Counters
+
+
+def violations(
+    *,
+    requests: Mapping[RequestId, Request],
+    room: WaitingRoom,
+    tenants: Mapping[TenantId, Tenant],
+    backends: Mapping[BackendId, Backend],
+    counters: Counters,
+    num_running: int,
+    closing: set[tuple[BackendId, int]],
+) -> list[str]:
+    """Every law that does not hold. Cost: O(everything)."""
+    return [
+        *_ledger(requests, backends, closing),
+        *_queues(requests, room, tenants),
+        *_running(requests, tenants, backends, num_running),
+        *_counters(tenants, counters),
+    ]
+
+
+def _ledger(
+    requests: Mapping[RequestId, Request], backends: Mapping[BackendId, Backend], closing: set[tuple[BackendId, int]]
+) -> Iterator[str]:
+    """Blocks are conserved, and every block belongs to a running dispatch or to a stream that is closing."""
+    owners: dict[tuple[BackendId, int], int] = {
+        (r.backend.backend_id, r.ticket): r.blocks for r in requests.values() if r.backend is not None
+    }
+    for backend_id, backend in backends.items():
+        ledger = backend.ledger
+        held = sum(ledger.holdings.values())
+        if ledger.reserved_blocks != held:
+            yield f"{backend_id}: reserved {ledger.reserved_blocks} blocks, holdings are {held}"
+        if ledger.free_blocks != ledger.usable_blocks - held:
+            yield f"{backend_id}: free {ledger.free_blocks} is not usable {ledger.usable_blocks} - {held}"
+        for ticket, blocks in ledger.holdings.items():
+            owned = owners.pop((backend_id, ticket), None)
+            if owned is None:
+                if (backend_id, ticket) not in closing:
+                    yield f"{backend_id}: ticket {ticket} holds {blocks} blocks for nobody"
+            elif owned != blocks:
+                yield f"{backend_id}: ticket {ticket} holds {blocks} blocks, its request thinks {owned}"
+        if backend.prefill_tokens != sum(backend.prefill.values()):
+            yield f"{backend_id}: prefill backlog {backend.prefill_tokens} is not the sum of its prompts"
+    for (backend_id, ticket), blocks in owners.items():
+        yield f"{backend_id}: running ticket {ticket} lacks its {blocks} blocks"
+
+
+def _queues(
+    requests: Mapping[RequestId, Request], room: WaitingRoom, tenants: Mapping[TenantId, Tenant]
+) -> Iterator[str]:
+    """Who is QUEUED waits in exactly one queue; counts agree; backlogged means a non-empty queue."""
+    waiting = {request_id for request_id, request in requests.items() if request.state is State.QUEUED}
+    if waiting != set(room.everyone):
+        yield f"queued requests and waiting room differ: {sorted(waiting ^ set(room.everyone))[:5]}"
+    if room.count != len(room.everyone):
+        yield f"waiting room counts {room.count}, holds {len(room.everyone)}"
+    for tenant_id, tenant in tenants.items():
+        held = [request for queue in tenant.by_rank for request in queue.requests()]
+        if len(held) != tenant.num_queued:
+            yield f"{tenant_id}: counts {tenant.num_queued} queued, queues hold {len(held)}"
+        if any(request.request_id not in waiting for request in held):
+            yield f"{tenant_id}: a queue holds a request that is not waiting"
+        if tenant.is_backlogged != (tenant.num_queued > 0):
+            yield f"{tenant_id}: backlogged is {tenant.is_backlogged} with {tenant.num_queued} queued"
+        if tenant.queued_tokens != sum(request.weight_tokens for request in held):
+            yield f"{tenant_id}: queued tokens {tenant.queued_tokens} do not add up"
+        for queue in tenant.by_rank:
+            if queue.head is not next(iter(queue.requests()), None):
+                yield f"{tenant_id}: head of {queue.name} is not its first request"
+
+
+def _running(
+    requests: Mapping[RequestId, Request],
+    tenants: Mapping[TenantId, Tenant],
+    backends: Mapping[BackendId, Backend],
+    num_running: int,
+) -> Iterator[str]:
+    """Running counts agree at every level."""
+    running = [request for request in requests.values() if request.state.is_running]
+    if len(running) != num_running:
+        yield f"pool counts {num_running} running, {len(running)} are"
+    for tenant_id, tenant in tenants.items():
+        count = sum(1 for request in running if request.tenant is tenant)
+        if count != tenant.num_running:
+            yield f"{tenant_id}: counts {tenant.num_running} running, {count} are"
+    for backend_id, backend in backends.items():
+        here = [request for request in running if request.backend is backend]
+        if len(here) != backend.num_running or sum(r.num_sequences for r in here) != backend.seats:
+            yield f"{backend_id}: counts {backend.num_running} running on {backend.seats} seats, {len(here)} are"
+        if len(backend.releases) != len(here):
+            yield f"{backend_id}: {len(backend.releases)} expected releases for {len(here)} running"
+
+
+def _counters(tenants: Mapping[TenantId, Tenant], counters: Counters) -> Iterator[str]:
+    """The floor is the smallest counter among backlogged tenants."""
+    backlogged = [tenant.counter for tenant in tenants.values() if tenant.is_backlogged]
+    floor = counters.floor()
+    if floor != min(backlogged, default=None):
+        yield f"floor {floor} is not the smallest of {len(backlogged)} backlogged counters"
+    if len(counters.index) != len(backlogged):
+        yield f"{len(counters.index)} tenants in the order of counters, {len(backlogged)} are backlogged"

@@ -1,0 +1,156 @@
+"""Which backend, and which backend a request that fits nowhere claims.
+
+Among backends where a request may start: the one its prefix is on (same conversation, or the backend it ran on),
+then the one with the least prefill backlog, then the most free KV, then the order of ids. A backend that just failed
+the request comes last.
+
+A claim names the backend where a request in turn fits soonest, by the expected ends of what runs there. Claims
+belong to one decision and are computed only when somebody else could use a backend meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+from router_ext.core.admission import Backend, Gates
+from router_ext.core.explain import Gate
+from router_ext.core.request import Request
+
+_AFFINITY_KEYS = 8_192
+"""Conversations whose backend is remembered; older ones are forgotten, least recently used first."""
+
+_SCAN_LIMIT = 64
+"""Expected releases looked at per backend for a claim; beyond it the backend counts as far away."""
+
+
+class Claim(NamedTuple):
+    """Where a request fits soonest, when, and how many blocks are over then.
+
+    ``is_kv``: only KV is missing there, so smaller work may use what is over without delaying the claimant.
+    """
+
+    backend: Backend
+    at_s: float
+    spare_blocks: int
+    is_kv: bool
+
+
+class Placement:
+    """Chooses backends; remembers where conversations ran."""
+
+    __slots__ = ("_affinity", "_gates")
+
+    def __init__(self, gates: Gates) -> None:
+        self._gates = gates
+        self._affinity: OrderedDict[str, Backend] = OrderedDict()
+
+    def options(
+        self, request: Request, new_tokens: int, usable: list[Backend], *, is_urgent: bool
+    ) -> tuple[list[tuple[Backend, int]], Gate]:
+        """Backends where the request may start now, with the blocks it takes, and the last gate that said no."""
+        found: list[tuple[Backend, int]] = []
+        gate = Gate.KV
+        input_tokens = request.input_tokens
+        total = input_tokens + new_tokens
+        sequences = request.num_sequences
+        for backend in usable:
+            config = backend.config
+            blocks = -(-(total + config.speculate - 1) // backend.block_size) * sequences
+            if blocks > backend.ledger.free_blocks or input_tokens > config.max_input_tokens:
+                continue
+            if total > config.max_total_tokens and request.is_sliceable:
+                continue
+            if backend.seats + sequences > config.max_concurrent_requests and backend.seats:
+                if gate < Gate.CONCURRENCY:
+                    gate = Gate.CONCURRENCY
+                continue
+            if not is_urgent:
+                closed = self._gates.check(backend, request, blocks, usable)
+                if closed:
+                    if gate < closed:
+                        gate = closed
+                    continue
+            found.append((backend, blocks))
+        return found, gate
+
+    def choose(self, request: Request, options: list[tuple[Backend, int]]) -> tuple[Backend, int]:
+        """The best of ``options`` (at least one)."""
+        if len(options) == 1:
+            return options[0]
+        home = request.last_backend
+        if home is None and request.affinity is not None:
+            home = self._affinity.get(request.affinity)
+        avoid = request.avoid
+        return min(
+            options,
+            key=lambda option: (
+                option[0] is avoid,
+                option[0] is not home,
+                option[0].prefill_tokens,
+                -option[0].ledger.free_blocks * option[0].block_size,
+                option[0].index,
+            ),
+        )
+
+    def remember(self, request: Request, backend: Backend) -> None:
+        """Note where a conversation's prefix is."""
+        key = request.affinity
+        if key is None:
+            return
+        affinity = self._affinity
+        affinity[key] = backend
+        affinity.move_to_end(key)
+        if len(affinity) > _AFFINITY_KEYS:
+            affinity.popitem(last=False)
+
+    def forget(self, backend: Backend) -> None:
+        """The backend lost its cache or left the pool."""
+        for key in [key for key, home in self._affinity.items() if home is backend]:
+            del self._affinity[key]
+
+    def claim(
+        self, request: Request, new_tokens: int, usable: list[Backend], now: float, *, is_urgent: bool
+    ) -> Claim | None:
+        """The backend where a request that may start nowhere fits soonest; None if it fits on none of them.
+
+        Cost: a few expected releases per backend.
+        """
+        best: Claim | None = None
+        for backend in usable:
+            claim = self._claim_on(backend, request, new_tokens, now, is_urgent=is_urgent)
+            if claim is not None and (best is None or claim.at_s < best.at_s):
+                best = claim
+        return best
+
+    def _claim_on(
+        self, backend: Backend, request: Request, new_tokens: int, now: float, *, is_urgent: bool
+    ) -> Claim | None:
+        config = backend.config
+        ledger = backend.ledger
+        blocks = backend.blocks(request, new_tokens)
+        if request.input_tokens > config.max_input_tokens or blocks > ledger.usable_blocks:
+            return None
+        gates = self._gates
+        needed = blocks if is_urgent else blocks + gates.headroom_blocks(backend)
+        at_s = now
+        free = ledger.free_blocks
+        is_kv = True
+        if needed > free:
+            for position, (expected_s, _, released) in enumerate(backend.releases):
+                free += released
+                at_s = expected_s
+                if needed <= free:
+                    break
+                if position >= _SCAN_LIMIT:
+                    at_s = expected_s + _SCAN_LIMIT * backend.step_s()
+                    break
+            at_s = max(at_s, now)
+        if backend.seats + request.num_sequences > config.max_concurrent_requests and backend.releases:
+            at_s = max(at_s, backend.releases[0][0])
+        if not is_urgent and gates.is_on and backend.prefill_tokens:
+            window = backend.window_tokens(gates.tightest_target_s)
+            if backend.prefill_tokens + request.input_tokens > window:
+                at_s = max(at_s, now + backend.first_token_s(backend.prefill_tokens))
+                is_kv = False
+        return Claim(backend, at_s, max(0, free - needed), is_kv)

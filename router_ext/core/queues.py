@@ -1,0 +1,247 @@
+"""Who waits: per-tenant queues by tier, and the room that holds them all.
+
+Inside one tenant and tier, requests that ran before go first (by arrival), then fresh ones by arrival. Every
+operation is O(1) or O(log n); requests are removed by handle, wherever they stand.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections import OrderedDict
+
+from router_ext.core.config import TenantConfig, TierConfig
+from router_ext.core.ids import RequestId, TenantId, TierName
+from router_ext.core.lifecycle import State
+from router_ext.core.request import Request
+
+
+class TierQueue:
+    """Waiting requests of one tenant in one tier.
+
+    Attributes:
+        head: who goes next, or None. Kept up to date, because decisions read it far more often than it changes.
+        urgency, indexed, version: notes of the policy's urgency index (``fairness.slo_fair``), which forgets
+            entries lazily.
+    """
+
+    __slots__ = (
+        "_fresh",
+        "_resumed",
+        "head",
+        "indexed",
+        "name",
+        "rank",
+        "tenant",
+        "ttft_target_s",
+        "urgency",
+        "version",
+    )
+
+    def __init__(self, tenant: Tenant, tier: TierConfig) -> None:
+        self.tenant = tenant
+        self.name = tier.name
+        self.rank = tier.rank
+        self.ttft_target_s = tier.ttft_target_s
+        self.head: Request | None = None
+        self.urgency = 0
+        self.indexed: Request | None = None
+        self.version = 0
+        self._fresh: OrderedDict[int, Request] = OrderedDict()
+        self._resumed: list[tuple[int, Request]] = []
+        """(-seq, request), ascending: the oldest is last, where a list gives it up cheaply. Its length is bounded
+        by what the backends can run at once."""
+
+    def __len__(self) -> int:
+        return len(self._fresh) + len(self._resumed)
+
+    def add(self, request: Request) -> None:
+        """Queue a request: a resumed one before all fresh ones."""
+        if request.is_resumed:
+            insort(self._resumed, (-request.seq, request))
+            self.head = self._resumed[-1][1]
+        else:
+            self._fresh[request.seq] = request
+            if self.head is None:
+                self.head = request
+
+    def remove(self, request: Request) -> None:
+        """Take a request out, wherever it stands."""
+        if request.is_resumed:
+            del self._resumed[bisect_left(self._resumed, (-request.seq,))]
+        else:
+            del self._fresh[request.seq]
+        if request is self.head:
+            if self._resumed:
+                self.head = self._resumed[-1][1]
+            else:
+                self.head = next(iter(self._fresh.values()), None)
+
+    def requests(self) -> list[Request]:
+        """All waiting requests, in order."""
+        return [request for _, request in reversed(self._resumed)] + list(self._fresh.values())
+
+
+class Tenant:
+    """One tenant's share, counter and queues.
+
+    Attributes:
+        counter: service received divided by weight; charged under every policy.
+        since: number of the current backlogged period, 0 while idle. Unique, so it tells periods apart and breaks
+            ties in favour of whoever has waited longest.
+        urgency_pass, backfill_pass: how far above the floor the counter may be for going ahead of the pick.
+        aging_credit: admissions owed to aged requests of lower tiers.
+    """
+
+    __slots__ = (
+        "aging_credit",
+        "backfill_pass",
+        "by_rank",
+        "counter",
+        "expected_rest",
+        "is_configured",
+        "max_queued",
+        "num_dispatched",
+        "num_queued",
+        "num_running",
+        "output_tokens",
+        "prompt_tokens",
+        "queued_tokens",
+        "queues",
+        "since",
+        "tenant_id",
+        "urgency_pass",
+        "weight",
+    )
+
+    def __init__(self, config: TenantConfig, *, is_configured: bool = True) -> None:
+        self.tenant_id: TenantId = config.tenant
+        self.weight = config.weight
+        self.max_queued = config.max_queued
+        self.is_configured = is_configured
+        self.counter = 0.0
+        self.since = 0
+        self.queues: dict[TierName, TierQueue] = {}
+        self.by_rank: list[TierQueue] = []
+        self.num_queued = 0
+        self.num_running = 0
+        self.num_dispatched = 0
+        self.queued_tokens = 0
+        self.prompt_tokens = 0
+        self.output_tokens = 0
+        self.expected_rest = 0
+        self.urgency_pass = 0.0
+        self.backfill_pass = 0.0
+        self.aging_credit = 0.0
+
+    @property
+    def is_backlogged(self) -> bool:
+        """Has at least one waiting request."""
+        return self.since != 0
+
+    def queue(self, tier: TierConfig) -> TierQueue:
+        """The tenant's queue of ``tier``, made on first use."""
+        queue = self.queues.get(tier.name)
+        if queue is None:
+            queue = self.queues[tier.name] = TierQueue(self, tier)
+            self.sort_tiers()
+        return queue
+
+    def sort_tiers(self) -> None:
+        """Bring the queues into rank order, after a tier was added or its rank changed."""
+        self.by_rank = sorted(self.queues.values(), key=lambda queue: (queue.rank, queue.name))
+
+    def head(self, now: float, aging_s: float) -> Request | None:
+        """Who goes next: the best rank, unless an aged request of a lower tier is owed an admission."""
+        first: Request | None = None
+        aged: Request | None = None
+        for queue in self.by_rank:
+            head = queue.head
+            if head is None:
+                continue
+            if first is None:
+                first = head
+                if self.aging_credit < 1.0:
+                    return first
+            elif now - head.arrival_s > aging_s and (aged is None or head.seq < aged.seq):
+                aged = head
+        return first if aged is None else aged
+
+    def note_admission(self, request: Request, aging_ratio: float) -> None:
+        """Book an admission for the aging rule: lower tiers that wait earn their share, the served one pays."""
+        rank = request.queue.rank
+        if request.queue is not self.by_rank[0] and self.aging_credit >= 1.0 and self._waits_above(rank):
+            self.aging_credit -= 1.0
+        elif len(self.by_rank) > 1 and self.aging_credit < 1.0:
+            self.aging_credit += aging_ratio
+
+    def _waits_above(self, rank: int) -> bool:
+        return any(queue.head is not None and queue.rank < rank for queue in self.by_rank)
+
+
+class WaitingRoom:
+    """Every waiting request of the pool, in the order it was queued, with counts and time limits."""
+
+    __slots__ = ("_limits", "_pushes", "count", "everyone", "queued_tokens")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.queued_tokens = 0
+        self.everyone: OrderedDict[RequestId, Request] = OrderedDict()
+        self._limits: list[tuple[float, int, Request]] = []
+        self._pushes = 0
+
+    def add(self, request: Request, *, at_front: bool = False) -> None:
+        """Queue a request under its tenant and tier. ``at_front`` concerns the pool-wide order only."""
+        tenant = request.tenant
+        request.queue.add(request)
+        self.everyone[request.request_id] = request
+        if at_front:
+            self.everyone.move_to_end(request.request_id, last=False)
+        tokens = request.predicted_rest()
+        request.weight_tokens = tokens
+        tenant.queued_tokens += tokens
+        tenant.num_queued += 1
+        self.queued_tokens += tokens
+        self.count += 1
+
+    def remove(self, request: Request) -> None:
+        """Take a request out, in O(log n) or better."""
+        tenant = request.tenant
+        request.queue.remove(request)
+        del self.everyone[request.request_id]
+        tenant.queued_tokens -= request.weight_tokens
+        tenant.num_queued -= 1
+        self.queued_tokens -= request.weight_tokens
+        self.count -= 1
+
+    def limit(self, request: Request, until_s: float) -> None:
+        """Remember that a request may wait until ``until_s``. Requests that left meanwhile are forgotten lazily."""
+        self._pushes += 1
+        heapq.heappush(self._limits, (until_s, self._pushes, request))
+        if len(self._limits) > 2 * self.count + 64:
+            self._limits = [entry for entry in self._limits if _waits(entry[2])]
+            heapq.heapify(self._limits)
+
+    def next_limit_s(self) -> float | None:
+        """Instant of the next time limit, or None."""
+        limits = self._limits
+        while limits and not _waits(limits[0][2]):
+            heapq.heappop(limits)
+        return limits[0][0] if limits else None
+
+    def overdue(self, now: float) -> list[Request]:
+        """Requests whose limit has come, in order. One that was queued twice may be named twice."""
+        due = []
+        while (at := self.next_limit_s()) is not None and at <= now:
+            due.append(heapq.heappop(self._limits)[2])
+        return due
+
+    def forget_limits(self) -> None:
+        """Drop all time limits, before they are set anew from a changed configuration."""
+        self._limits = []
+
+
+def _waits(request: Request) -> bool:
+    """Whether a time limit still concerns this request: waiting, with nothing shown to its client."""
+    return request.state is State.QUEUED and request.output_tokens == 0

@@ -1,0 +1,133 @@
+"""The scheduler's own record of one request, from arrival to its terminal state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from router_ext.core.lifecycle import State
+
+if TYPE_CHECKING:
+    from router_ext.core.admission import Backend
+    from router_ext.core.events import RequestSpec
+    from router_ext.core.explain import WaitMark
+    from router_ext.core.queues import Tenant, TierQueue
+
+
+class Request:
+    """Mutable state of one request. Plain attributes: the hot path reads them directly.
+
+    Attributes:
+        seq: order of arrival; the tie-break everywhere.
+        prompt_tokens: the client's prompt; ``input_tokens``: what the next (or running) slice sends upstream.
+        output_tokens: tokens kept so far over all slices.
+        paid_in, paid_out: high-water marks of charged tokens (``core.cost``).
+        slice_busy, slice_idle: next slice while others wait, and while nobody does (``core.slicing``).
+        slice_tokens, slice_output: the running slice's limit, and what it has produced.
+        ticket: names this dispatch in the ledger; a closing slice keeps its own after the request moved on.
+        is_resumed: it ran before (slice end or retry) and goes ahead of fresh requests of its tenant and tier.
+        is_urgent: whether the running slice was admitted as urgent.
+    """
+
+    __slots__ = (
+        "affinity",
+        "agent_id",
+        "arrival_s",
+        "avoid",
+        "backend",
+        "blocked",
+        "blocks",
+        "deadline_s",
+        "dispatched_s",
+        "expected_rest",
+        "first_token_s",
+        "input_tokens",
+        "is_resumed",
+        "is_sliceable",
+        "last_backend",
+        "mark",
+        "max_new_tokens",
+        "num_sequences",
+        "output_tokens",
+        "paid_in",
+        "paid_out",
+        "predicted_output_tokens",
+        "preferred_slice_tokens",
+        "prefill_ahead_tokens",
+        "prompt_tokens",
+        "queue",
+        "recomputed_tokens",
+        "release_at_s",
+        "request_id",
+        "sampled_output",
+        "sampled_s",
+        "segment",
+        "seq",
+        "slice_busy",
+        "slice_idle",
+        "slice_output",
+        "slice_tokens",
+        "standing",
+        "state",
+        "tenant",
+        "ticket",
+        "waited",
+        "weight_tokens",
+    )
+
+    def __init__(self, spec: RequestSpec, *, tenant: Tenant, queue: TierQueue, seq: int, arrival_s: float) -> None:
+        self.request_id = spec.request_id
+        self.tenant = tenant
+        self.queue = queue
+        self.seq = seq
+        self.arrival_s = arrival_s
+        target = queue.ttft_target_s
+        self.deadline_s: float | None = None if target is None else arrival_s + target
+        self.state = State.NEW
+        self.prompt_tokens = spec.prompt_tokens
+        self.input_tokens = spec.prompt_tokens
+        self.max_new_tokens = spec.max_new_tokens
+        self.predicted_output_tokens = spec.predicted_output_tokens
+        self.preferred_slice_tokens = spec.slice_tokens
+        self.is_sliceable = spec.is_sliceable
+        self.num_sequences = spec.num_sequences
+        self.affinity = spec.affinity
+        self.agent_id = spec.agent_id
+        self.output_tokens = 0
+        self.paid_in = 0
+        self.paid_out = 0
+        self.recomputed_tokens = 0
+        self.segment = 0
+        self.is_resumed = False
+        self.slice_busy = 0
+        self.slice_idle = 0
+        self.slice_tokens = 0
+        self.slice_output = 0
+        self.backend: Backend | None = None
+        self.last_backend: Backend | None = None
+        self.avoid: Backend | None = None
+        self.ticket = 0
+        self.blocks = 0
+        self.prefill_ahead_tokens = 0
+        self.dispatched_s = 0.0
+        self.first_token_s: float | None = None
+        self.sampled_s = 0.0
+        self.sampled_output = 0
+        self.release_at_s = 0.0
+        self.expected_rest = 0
+        self.weight_tokens = 0
+        self.standing = 0
+        self.mark: WaitMark | None = None
+        self.waited: list[tuple[WaitMark, WaitMark]] = []
+        self.blocked: list[int] | None = None
+
+    def remaining_tokens(self) -> int:
+        """Output tokens the client's cap still allows (at least 1: a request at its cap is finished)."""
+        rest = self.max_new_tokens - self.output_tokens
+        return rest if rest > 0 else 1
+
+    def predicted_rest(self) -> int:
+        """Predicted output still to come, at least 1."""
+        rest = self.predicted_output_tokens - self.output_tokens
+        limit = self.max_new_tokens - self.output_tokens
+        rest = min(rest, limit)
+        return rest if rest > 0 else 1

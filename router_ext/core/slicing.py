@@ -1,0 +1,100 @@
+"""How many tokens to ask of a backend at once.
+
+A slice bounds the reservation (TGI reserves ``input + slice - 1`` up front) and ends in a free yield point. It costs
+the prompt's prefill again, so a request is sliced only if at least two slices remain, and never while nobody waits.
+
+    slice = min(remaining, 1024, preferred)   if remaining >= 2 * preferred and somebody waits
+            min(remaining, 1024)              otherwise
+
+Work that cannot be resumed is dispatched whole. A slice is shrunk further only to admit a request in turn that would
+not fit otherwise, and only out of a budget, since every such slice is paid with another prefill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from router_ext.core.config import BackendConfig, PoolConfig
+from router_ext.core.kv import TGI_NEW_TOKENS_CAP, usable_blocks
+from router_ext.core.request import Request
+
+_BUDGET_CAP_TOKENS = 1_000
+"""Prefill tokens that shrunk slices may cost in one burst."""
+
+_BUDGET_REFILL_RATIO = 0.015
+"""Share of the delivered output tokens by which the budget refills: the most throughput shrinking may cost."""
+
+
+def room_tokens(config: BackendConfig) -> int:
+    """Most tokens (input plus new) one request can ever have on this backend."""
+    kv = usable_blocks(config) * config.block_size - config.speculate + 1
+    return min(kv, config.max_total_tokens)
+
+
+def largest_slice(backends: Iterable[BackendConfig], input_tokens: int) -> int:
+    """Most new tokens that some backend, empty, could take with this input; <= 0 if none takes the input."""
+    return max(
+        (room_tokens(b) - input_tokens for b in backends if input_tokens <= b.max_input_tokens),
+        default=0,
+    )
+
+
+def smallest_slice(request: Request, config: PoolConfig) -> int:
+    """Least new tokens a dispatch of this request must be able to produce."""
+    rest = request.remaining_tokens()
+    if request.is_sliceable:
+        return min(rest, config.min_slice_tokens, config.max_slice_tokens)
+    return min(rest, TGI_NEW_TOKENS_CAP)
+
+
+def plan(request: Request, config: PoolConfig, *, is_sliced: bool) -> bool:
+    """Set the next slice of a request that is about to wait.
+
+    Returns:
+        whether any configured backend could ever hold that slice.
+    """
+    rest = request.remaining_tokens()
+    largest = largest_slice(config.backends.values(), request.input_tokens) if config.backends else rest
+    if not request.is_sliceable:
+        request.slice_busy = request.slice_idle = min(rest, max(largest, 1))
+        return largest >= smallest_slice(request, config)
+    whole = min(rest, config.max_slice_tokens, max(largest, 1))
+    request.slice_idle = whole
+    preferred = max(1, request.preferred_slice_tokens)
+    request.slice_busy = min(whole, preferred) if is_sliced and rest >= 2 * preferred else whole
+    return largest >= smallest_slice(request, config)
+
+
+class SliceBudget:
+    """Prefill tokens that shrunk slices may still cost."""
+
+    __slots__ = ("_level",)
+
+    def __init__(self) -> None:
+        self._level = float(_BUDGET_CAP_TOKENS)
+
+    def refill(self, output_tokens: int) -> None:
+        """Earn from delivered output."""
+        level = self._level + _BUDGET_REFILL_RATIO * output_tokens
+        self._level = level if level < _BUDGET_CAP_TOKENS else float(_BUDGET_CAP_TOKENS)
+
+    def affords(self, request: Request, new_tokens: int) -> bool:
+        """Whether a slice of ``new_tokens`` may be cut from this request: the next one sends all of it again."""
+        return request.input_tokens + new_tokens <= self._level
+
+    def spend(self, request: Request, new_tokens: int) -> None:
+        """Pay for such a slice."""
+        self._level -= request.input_tokens + new_tokens
+
+    @property
+    def level_tokens(self) -> float:
+        """Tokens left."""
+        return self._level
+
+
+def shrunk_slice(request: Request, config: PoolConfig, free_tokens: int, slice_tokens: int) -> int:
+    """The longest slice that fits into ``free_tokens`` (input plus new), or 0 if shrinking cannot help."""
+    if not request.is_sliceable:
+        return 0
+    new = min(free_tokens - request.input_tokens, slice_tokens, request.remaining_tokens() // 2)
+    return new if new >= config.min_slice_tokens else 0

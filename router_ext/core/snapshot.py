@@ -1,0 +1,164 @@
+"""Pictures of a scheduler's state: numbers for heartbeats and metrics, and everything for debugging."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from router_ext.core.config import PoolConfig
+from router_ext.core.explain import Gate
+from router_ext.core.ids import BackendId, RequestId, TenantId, TierName
+from router_ext.core.queues import Tenant, WaitingRoom
+from router_ext.core.request import Request
+
+if TYPE_CHECKING:
+    from router_ext.core.admission import Backend
+    from router_ext.core.fairness.counters import Counters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantStats:
+    """One tenant in this pool. ``counter``: service per weight, above the pool's floor (negative: below)."""
+
+    tenant: TenantId
+    weight: float
+    queued: int
+    running: int
+    counter: float
+    prompt_tokens_total: int
+    output_tokens_total: int
+    dispatched_total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendStats:
+    """One backend. Tokens are whole blocks times block size; ``usable_tokens`` is what requests can hold together."""
+
+    backend: BackendId
+    is_up: bool
+    is_cordoned: bool
+    is_retired: bool
+    running: int
+    reserved_tokens: int
+    usable_tokens: int
+    kv_tokens: int
+    prefill_tokens: int
+    prefill_tokens_per_s: float | None
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolStats:
+    """One pool. ``bound_service`` and ``largest_gap_service``: see ``core.bounds``, in service units.
+
+    ``held_by``: the gate that stopped the last decision, in lower case; ``none`` if nobody waits.
+    """
+
+    pool: str
+    policy: str
+    queued: int
+    queued_by_tier: dict[TierName, int]
+    running: int
+    held_by: str
+    drain_s: float
+    output_tokens_per_s: float | None
+    bound_service: float | None
+    largest_gap_service: float
+    tenants: list[TenantStats]
+    backends: list[BackendStats]
+
+
+def pool_stats(
+    *,
+    config: PoolConfig,
+    room: WaitingRoom,
+    tenants: Mapping[TenantId, Tenant],
+    backends: Mapping[BackendId, Backend],
+    counters: Counters,
+    num_running: int,
+    held_by: Gate,
+    output_tokens_per_s: float | None,
+    drain_s: float,
+    bound: float | None,
+) -> PoolStats:
+    """Collect the numbers. Order: tenants and backends by id."""
+    by_tier: dict[TierName, int] = dict.fromkeys(config.tiers, 0)
+    for tenant in tenants.values():
+        for queue in tenant.by_rank:
+            by_tier[queue.name] = by_tier.get(queue.name, 0) + len(queue)
+    floor = counters.floor_or_last()
+    return PoolStats(
+        pool=config.name,
+        policy=config.policy,
+        queued=room.count,
+        queued_by_tier=by_tier,
+        running=num_running,
+        held_by=held_by.name.lower(),
+        drain_s=drain_s,
+        output_tokens_per_s=output_tokens_per_s,
+        bound_service=bound,
+        largest_gap_service=counters.largest_gap_service,
+        tenants=[
+            TenantStats(
+                tenant=tenant.tenant_id,
+                weight=tenant.weight,
+                queued=tenant.num_queued,
+                running=tenant.num_running,
+                counter=tenant.counter - floor,
+                prompt_tokens_total=tenant.prompt_tokens,
+                output_tokens_total=tenant.output_tokens,
+                dispatched_total=tenant.num_dispatched,
+            )
+            for _, tenant in sorted(tenants.items())
+        ],
+        backends=[
+            BackendStats(
+                backend=backend.backend_id,
+                is_up=backend.is_up,
+                is_cordoned=backend.is_cordoned,
+                is_retired=backend.is_retired,
+                running=backend.num_running,
+                reserved_tokens=backend.ledger.reserved_blocks * backend.block_size,
+                usable_tokens=backend.ledger.usable_blocks * backend.block_size,
+                kv_tokens=backend.config.kv_tokens,
+                prefill_tokens=backend.prefill_tokens,
+                prefill_tokens_per_s=backend.prefill_rate(),
+                step_s=backend.step_s(),
+            )
+            for _, backend in sorted(backends.items())
+        ],
+    )
+
+
+def full_picture(
+    stats: PoolStats, requests: Mapping[RequestId, Request], backends: Mapping[BackendId, Backend], *, now: float
+) -> dict[str, Any]:
+    """``stats`` plus every request and every ledger entry, as builtins."""
+    picture: dict[str, Any] = asdict(stats)
+    picture["now_s"] = now
+    picture["requests"] = [
+        {
+            "request": request.request_id,
+            "tenant": request.tenant.tenant_id,
+            "tier": request.queue.name,
+            "state": request.state.name.lower(),
+            "age_s": now - request.arrival_s,
+            "prompt_tokens": request.prompt_tokens,
+            "input_tokens": request.input_tokens,
+            "output_tokens": request.output_tokens,
+            "max_new_tokens": request.max_new_tokens,
+            "slice_tokens": request.slice_tokens,
+            "segment": request.segment,
+            "backend": None if request.backend is None else request.backend.backend_id,
+            "blocks": request.blocks,
+            "paid_in": request.paid_in,
+            "paid_out": request.paid_out,
+        }
+        for _, request in sorted(requests.items())
+    ]
+    picture["holdings"] = {
+        backend.backend_id: {str(ticket): blocks for ticket, blocks in sorted(backend.ledger.holdings.items())}
+        for _, backend in sorted(backends.items())
+    }
+    return picture
