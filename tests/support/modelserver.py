@@ -1,0 +1,94 @@
+"""A model server as a process of its own, on a free port, ready when the context is entered."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+START_LIMIT_S = 120.0
+
+# Tokenizer (and weights, once the torch engine has run) are extracted once per machine, not once per test run.
+DATA_DIR = Path(os.environ.get("FAIRLANE_TEST_MODEL_DIR", Path(tempfile.gettempdir()) / f"fairlane-model-{os.getuid()}"))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelServer:
+    """A running server. ``process`` may be killed by the test; leaving the context then only reaps it."""
+
+    host: str
+    port: int
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def base(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def model_server(*flags: str, engine: str = "model", port: int | None = None) -> Iterator[ModelServer]:
+    """Start ``python -m router_ext.devserver`` and wait until it answers.
+
+    Args:
+        flags: flags of ``fairlane devserver``, for example ``"--sim-step-ms", "2"``.
+
+    Raises:
+        RuntimeError: it ended, or did not answer in time; the text holds its log.
+    """
+    port = port or free_port()
+    with tempfile.TemporaryDirectory(prefix="fairlane-devserver-") as folder:
+        log = Path(folder) / "log"
+        with log.open("wb") as sink:
+            process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "router_ext.devserver",
+                    *("--engine", engine, "--port", str(port), "--sim-data-dir", str(DATA_DIR)),
+                    *flags,
+                ],
+                stdout=sink,
+                stderr=sink,
+            )
+        try:
+            _wait_until_ready(process, port, log)
+            yield ModelServer("127.0.0.1", port, process, log)
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                try:
+                    process.wait(5)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+            process.wait()
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    deadline = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise RuntimeError(f"the model server ended with {process.returncode}: {log.read_text()}")
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/info", timeout=5):
+                return
+        except OSError:
+            time.sleep(0.05)
+    raise RuntimeError(f"the model server did not answer: {log.read_text()}")
