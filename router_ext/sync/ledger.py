@@ -11,6 +11,7 @@ event in bounded memory; both are retried until the spool takes them. When that 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections import deque
@@ -125,7 +126,7 @@ class Ledger:
         try:
             return self._table.begin(start)
         except LedgerFull as error:
-            log.error("ledger.table_full", reason=error.message)
+            self._alarm("ledger.table_full", error.message)
             raise LedgerFull("the router cannot keep its books at the moment") from error
 
     def finish(
@@ -168,17 +169,24 @@ class Ledger:
 
     def _book(self, slot: InflightSlot, event: UsageEvent) -> None:
         payload = self._encode(event)
+        reason = ""
         if not self._overflow:
             try:
                 self._spool.append(payload)
             except LedgerFull as error:
-                log.error("ledger.spool_full", reason=error.message, pending_events=self._spool.pending_events)
+                reason = error.message
             else:
                 self._table.end(slot)
                 self._appended.set()
                 return
         self._table.seal(slot, outcome=event.outcome, ended_at_us=event.ended_at_us)
         self._overflow.append((slot, payload))
+        if len(self._overflow) == 1:
+            self._alarm("ledger.spool_full", reason)
+
+    def _alarm(self, event: str, reason: str) -> None:
+        with contextlib.suppress(OSError):  # the log may be on the same full disk, and the books go first
+            log.error(event, reason=reason, pending_events=self._spool.pending_events)
 
     def retry_overflow(self) -> None:
         """Move events that a full disk kept in memory into the spool, oldest first, as far as it takes them."""

@@ -164,7 +164,7 @@ class Spool:
         """
         self.directory = directory
         self.max_bytes = max_bytes
-        self.segment_bytes = segment_bytes
+        self.segment_bytes = min(segment_bytes, max_bytes // 4)  # an acknowledgement frees a good part of the bound
         self.damaged_bytes = 0
         self.torn_bytes = 0
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -281,6 +281,8 @@ class Spool:
             raise ValueError(f"an event of {len(payload)} bytes is over the limit of {MAX_PAYLOAD_BYTES}")
         frame = _FRAME.pack(_FRAME_MAGIC, len(payload), _crc(payload)) + payload
         if self._total_bytes + len(frame) > self.max_bytes:
+            self._empty_if_done()
+        if self._total_bytes + len(frame) > self.max_bytes:
             raise LedgerFull(f"the usage spool holds {self._total_bytes} bytes, its bound is {self.max_bytes}")
         active = self._segments[-1]
         if self._is_broken or (active.n_events and active.size + len(frame) > self.segment_bytes):
@@ -294,6 +296,7 @@ class Spool:
             reason = str(error.strerror)
         if reason is not None:
             self._cut_back(active)
+            self._empty_if_done()
             raise LedgerFull(f"the usage spool cannot write to {self.directory}: {reason}")
         active.size += len(frame)
         active.n_events += 1
@@ -388,10 +391,17 @@ class Spool:
         if len(self._segments) > 1:
             self._drop_oldest()
         elif segment.size >= _RECYCLE_BYTES:
-            os.ftruncate(self._fd, len(_MAGIC))
-            self._total_bytes -= segment.size - len(_MAGIC)
-            segment.size, segment.n_events = len(_MAGIC), 0
-            self._read_offset = self._read_count = 0
+            self._empty_if_done()
+
+    def _empty_if_done(self) -> None:
+        """Give back the space of the active segment if everything in the spool is acknowledged."""
+        active = self._segments[-1]
+        if self._n_pending or self._is_broken or not active.n_events:
+            return
+        os.ftruncate(self._fd, len(_MAGIC))
+        self._total_bytes -= active.size - len(_MAGIC)
+        active.size, active.n_events = len(_MAGIC), 0
+        self._read_offset = self._read_count = 0
 
     def _drop_oldest(self) -> None:
         segment = self._segments.popleft()

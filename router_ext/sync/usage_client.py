@@ -27,8 +27,8 @@ class UsageClient:
 
     A batch that was answered with anything but a complete ``UsageAck`` is sent again with the same bytes; the control
     plane knows events by id. A batch that is refused (4xx) is halved to find the event at fault, which is set aside in
-    the spool's ``damaged/`` folder once others of its batch were taken; as long as nothing is taken, nothing is set
-    aside (a control plane that refuses everything is at fault itself).
+    the spool's ``damaged/`` folder if it is refused again after others of its batch were taken; as long as nothing is
+    taken, nothing is set aside (a control plane that refuses everything is at fault itself).
 
     Attributes:
         n_sent: events acknowledged as new; n_known: as known before; n_set_aside: kept for the operator.
@@ -77,6 +77,8 @@ class UsageClient:
         if not n_taken:
             return False
         for payload in refused:
+            if await self._post([payload], []):
+                continue  # it was refused before the control plane came to its senses
             path = self._ledger.quarantine(payload)
             self.n_set_aside += 1
             log.error("usage.event_set_aside", file=str(path))
