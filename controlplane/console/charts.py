@@ -1,0 +1,109 @@
+"""Pictures drawn on the server as SVG: they need no script, print well, and follow the page's colours.
+
+Geometry is computed here, drawn by ``templates/console/charts``. Every chart has a title for screen readers; colours
+are the classes ``s0`` to ``s7`` of the sheet, by position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from django.template.loader import render_to_string
+
+N_COLOURS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """One row of ``share_bars``: ratios from 0 to 1."""
+
+    label: str
+    delivered: float
+    entitled: float
+
+
+def colour(index: int) -> str:
+    """Class of the ``index``-th series."""
+    return f"s{index % N_COLOURS}"
+
+
+def stacked_bars(*, title: str, days: Sequence[str], series: Mapping[str, Sequence[float]]) -> str:
+    """One bar a day, one segment per series.
+
+    Args:
+        days: labels of the bars, oldest first. series: name to values, one per day.
+    """
+    width, height, bottom, left = 900, 230, 26, 64
+    top = max((sum(values[i] for values in series.values()) for i in range(len(days))), default=0.0) or 1.0
+    step = (width - left) / max(1, len(days))
+    bar = max(2.0, min(48.0, step * 0.7))
+    segments = []
+    for i, day in enumerate(days):
+        y = float(height - bottom)
+        for j, (name, values) in enumerate(series.items()):
+            tall = (height - bottom - 12) * values[i] / top
+            y -= tall
+            if tall > 0:
+                segments.append(
+                    {
+                        "x": f"{left + i * step + (step - bar) / 2:.1f}",
+                        "y": f"{y:.1f}",
+                        "width": f"{bar:.1f}",
+                        "height": f"{tall:.1f}",
+                        "colour": colour(j),
+                        "title": f"{day}, {name}: {values[i]:,.0f}",
+                    }
+                )
+    every = max(1, -(-len(days) // 12))
+    context = {
+        "title": title,
+        "width": width,
+        "height": height,
+        "left": left,
+        "axis_y": height - bottom,
+        "label_x": left - 6,
+        "label_y": height - 8,
+        "top": _short(top),
+        "segments": segments,
+        "labels": [
+            {"x": f"{left + (i + 0.5) * step:.1f}", "text": day} for i, day in enumerate(days) if i % every == 0
+        ],
+        "legend": [{"colour": colour(i), "name": name} for i, name in enumerate(series)],
+    }
+    return render_to_string("console/charts/stacked_bars.html", context)
+
+
+def share_bars(*, title: str, shares: Sequence[Share]) -> str:
+    """Delivered share as a bar, entitled share as a mark on it."""
+    row, left, width = 26, 170, 640
+    span = width - left - 90
+    rows = [
+        {
+            "label": share.label[:24],
+            "text_y": i * row + 16,
+            "bar_y": i * row + 4,
+            "mark_y": i * row + 1,
+            "delivered": f"{span * min(1.0, max(0.0, share.delivered)):.1f}",
+            "entitled": f"{left + span * min(1.0, max(0.0, share.entitled)):.1f}",
+            "colour": colour(i),
+            "text": f"{share.delivered:.0%} of {share.entitled:.0%}",
+        }
+        for i, share in enumerate(shares)
+    ]
+    context = {"title": title, "width": width, "height": max(1, len(shares)) * row + 4, "left": left, "span": span,
+               "text_x": width - 82, "rows": rows}  # fmt: skip
+    return render_to_string("console/charts/share_bars.html", context)
+
+
+def meter(*, title: str, ratio: float) -> str:
+    """A ratio from 0 to 1 as a bar."""
+    context = {"title": f"{title}: {ratio:.0%}", "filled": f"{200 * min(1.0, max(0.0, ratio)):.1f}"}
+    return render_to_string("console/charts/meter.html", context)
+
+
+def _short(value: float) -> str:
+    for unit, factor in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= factor:
+            return f"{value / factor:.3g}{unit}"
+    return f"{value:.3g}"

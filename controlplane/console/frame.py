@@ -1,0 +1,95 @@
+"""What every page shares: who is asking, the navigation, and how a refused use case becomes a form's errors."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, cast
+
+from django import forms
+from django.contrib import messages
+from django.contrib.auth.views import redirect_to_login
+from django.http import HttpRequest, HttpResponseBase
+from django.shortcuts import redirect, render
+from django.urls import reverse
+
+from controlplane.accounts.models import User
+from controlplane.common.actor import Actor
+from controlplane.common.errors import ControlPlaneError, Invalid
+
+P = ParamSpec("P")
+View = Callable[Concatenate[HttpRequest, P], HttpResponseBase]
+
+PAGES = (
+    ("live", "Live"),
+    ("tenants", "Tenants"),
+    ("tiers", "Tiers"),
+    ("pools", "Pools"),
+    ("usage", "Usage"),
+    ("jobs", "Jobs"),
+    ("audit", "Audit"),
+)
+
+
+def navigation(request: HttpRequest) -> dict[str, object]:
+    """Context processor: the main navigation with the current page marked."""
+    match = request.resolver_match
+    current = (match.url_name or "").split("_")[0] if match else ""
+    return {
+        "navigation": [
+            {
+                "url": reverse(f"console:{name}"),
+                "label": label,
+                "is_current": current == name.rstrip("s") or current == name,
+            }
+            for name, label in PAGES
+        ]
+    }
+
+
+def signed_in(view: View[P]) -> View[P]:
+    """Only for people who are signed in; refusals of use cases become pages with their status."""
+
+    @functools.wraps(view)
+    def run(request: HttpRequest, /, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
+        if not request.user.is_authenticated:
+            return redirect_to_login(request.get_full_path())
+        try:
+            return view(request, *args, **kwargs)
+        except ControlPlaneError as problem:
+            return render(request, "console/problem.html", {"problem": problem}, status=problem.status)
+
+    return run
+
+
+def actor_of(request: HttpRequest) -> Actor:
+    """The signed-in person as an actor of use cases."""
+    return cast(User, request.user).actor
+
+
+def apply(request: HttpRequest, form: forms.Form, change: Callable[[], str]) -> bool:
+    """Run a use case for a valid form; its message on success, its refusal as the form's errors."""
+    try:
+        text = change()
+    except Invalid as problem:
+        for field, texts in problem.fields.items():
+            for message in texts:
+                form.add_error(
+                    field if field in form.fields else None,
+                    message if field in form.fields or not field else f"{field}: {message}",
+                )
+        return False
+    except ControlPlaneError as problem:
+        form.add_error(None, problem.message)
+        return False
+    messages.success(request, text)
+    return True
+
+
+def act(request: HttpRequest, change: Callable[[], str], back: str) -> HttpResponseBase:
+    """Run a use case for a button: a message either way, then back to ``back``."""
+    try:
+        messages.success(request, change())
+    except ControlPlaneError as problem:
+        messages.error(request, problem.message)
+    return redirect(back)

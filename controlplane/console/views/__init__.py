@@ -1,0 +1,1 @@
+"""Pages of the console. A view reads by queries, changes by use cases, and adds nothing of its own."""

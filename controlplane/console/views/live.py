@@ -1,0 +1,116 @@
+"""What the routers are doing now: queues, shares, backends; refreshed every two seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from django.http import HttpRequest, HttpResponseBase
+from django.shortcuts import render
+from django.views.decorators.http import require_safe
+
+from controlplane.common.clock import utc_now
+from controlplane.console import charts
+from controlplane.console.frame import actor_of, signed_in
+from controlplane.fleet import queries as fleet_queries
+from controlplane.rollout.queries import current_number
+from controlplane.tenants import queries as tenant_queries
+from controlplane.usage import queries as usage_queries
+from router_ext.wire.controlplane import Heartbeat, PoolState
+
+MAX_TENANTS = 200
+STALE_S = 25
+"""The row of an instance is renewed every ten seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolPicture:
+    """One pool as one router sees it."""
+
+    router: str
+    name: str
+    state: PoolState
+    queued: list[tuple[str, int]]
+    backends: list[dict[str, object]]
+    tenants: list[dict[str, object]]
+    shares: str
+
+
+def _picture(router: str, state: PoolState, names: dict[str, str], weights: dict[str, float], pool: str) -> PoolPicture:
+    busy = [t for t in state.tenants if t.queued or t.running or t.output_tokens_total][:MAX_TENANTS]
+    service = {t.tenant: t.prompt_tokens_total + 2 * t.output_tokens_total for t in busy}
+    total, weight_sum = sum(service.values()), sum(weights.get(t.tenant, 1.0) for t in busy)
+    shares = [
+        charts.Share(
+            label=names.get(t.tenant, t.tenant),
+            delivered=service[t.tenant] / total if total else 0.0,
+            entitled=weights.get(t.tenant, 1.0) / weight_sum if weight_sum else 0.0,
+        )
+        for t in busy
+    ]
+    return PoolPicture(
+        router=router,
+        name=pool,
+        state=state,
+        queued=sorted(state.queued_by_tier.items()),
+        backends=[
+            {
+                "state": b,
+                "ratio": b.reserved_tokens / b.kv_tokens if b.kv_tokens else 0.0,
+                "meter": charts.meter(
+                    title="KV reserved", ratio=b.reserved_tokens / b.kv_tokens if b.kv_tokens else 0.0
+                ),
+            }
+            for b in state.backends
+        ],
+        tenants=[{"state": t, "name": names.get(t.tenant, t.tenant)} for t in busy],
+        shares=charts.share_bars(title="Service delivered since the router started", shares=shares) if shares else "",
+    )
+
+
+def _context(request: HttpRequest) -> dict[str, object]:
+    actor = actor_of(request)
+    heartbeats: dict[str, Heartbeat] = fleet_queries.live_heartbeats()
+    rows = list(tenant_queries.tenants(actor=actor))
+    names, weights = {t.id: t.name for t in rows}, {t.id: t.weight for t in rows}
+    pools = {p.id: p.name for p in fleet_queries.pools(actor=actor)}
+    now = utc_now()
+    routers = [
+        {
+            "status": status,
+            "is_live": (now - status.seen_at).total_seconds() < STALE_S,
+            "age_s": int((now - status.seen_at).total_seconds()),
+        }
+        for router in fleet_queries.routers(actor=actor)
+        for status in router.instances.all()
+    ]
+    return {
+        "routers": routers,
+        "revision": current_number(),
+        "pictures": [
+            _picture(instance, state, names, weights, pools.get(state.pool, state.pool))
+            for instance, beat in sorted(heartbeats.items())
+            for state in beat.pools
+        ],
+        "events": [
+            {"event": e, "name": names.get(e.tenant, e.tenant), "ttft_ms": _ttft_ms(e)}
+            for e in usage_queries.latest_events(actor=actor, limit=12)
+        ],
+    }
+
+
+def _ttft_ms(event: usage_queries.UsageEvent) -> int | None:
+    if event.first_token_at is None:
+        return None
+    return round((event.first_token_at - event.arrived_at).total_seconds() * 1_000)
+
+
+@require_safe
+@signed_in
+def page(request: HttpRequest) -> HttpResponseBase:
+    return render(request, "console/live.html", _context(request))
+
+
+@require_safe
+@signed_in
+def fragment(request: HttpRequest) -> HttpResponseBase:
+    return render(request, "console/fragments/live.html", _context(request))

@@ -1,0 +1,157 @@
+"""Pools: the policy that shares them, and the TGI servers that make them up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.http import HttpRequest, HttpResponseBase
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
+
+from controlplane.common.validation import get_or_not_found
+from controlplane.console.frame import act, actor_of, apply, signed_in
+from controlplane.fleet import actions, queries
+from controlplane.fleet.models import Backend, Pool
+
+
+class PoolForm(forms.Form):
+    name = forms.CharField(max_length=200, help_text="The model's name, as requests say it.")
+    aliases = forms.CharField(required=False, help_text="Other names for it, separated by commas.")
+    policy = forms.ChoiceField(
+        choices=[(p, p) for p in queries.policy_names()],
+        initial="slo-fair",
+        help_text="Whose turn it is when the hardware is full. slo-fair: weighted shares with first-token targets. "
+        "fifo: one queue by arrival, as TGI does it.",
+    )
+    tokenizer_path = forms.CharField(
+        required=False,
+        help_text="A tokenizer.json on the routers' machines; without it every prompt costs a round trip.",
+    )
+    scheduling = forms.JSONField(
+        required=False,
+        label="Scheduling knobs",
+        help_text=f"JSON object of what differs from the defaults: {', '.join(queries.SCHEDULING_KNOBS)}.",
+        widget=forms.Textarea(attrs={"rows": 4, "class": "mono"}),
+    )
+
+    def values(self) -> dict[str, Any]:
+        values = dict(self.cleaned_data)
+        values["aliases"] = [word.strip() for word in values["aliases"].split(",") if word.strip()]
+        values["scheduling"] = values["scheduling"] or {}
+        return values
+
+
+class BackendForm(forms.Form):
+    name = forms.SlugField(max_length=63)
+    url = forms.CharField(max_length=500, label="URL", help_text="Such as http://10.0.0.7:3000.")
+    kv_tokens = forms.IntegerField(
+        required=False,
+        label="KV tokens",
+        help_text="TGI's log says “Setting max batch total tokens to N”. "
+        "Empty: the limit of /info, which is safe but small.",
+    )
+    block_size = forms.IntegerField(
+        initial=1,
+        help_text="TGI's log says “KV-cache blocks: N, size: B”. flashinfer 1, paged 16, flashdecoding 256.",
+    )
+    prefill_budget_tokens = forms.IntegerField(initial=4_096, help_text="TGI's --max-batch-prefill-tokens.")
+    is_chunked = forms.BooleanField(required=False, initial=True, label="Chunked prefill is on")
+    speculate = forms.IntegerField(initial=0, help_text="TGI's --speculate.")
+    is_cordoned = forms.BooleanField(required=False, label="Cordoned: finish what runs, start nothing new")
+    api_key_name = forms.CharField(
+        required=False, help_text="Name of the secret that the routers send as this server's API key."
+    )
+
+
+def _pool(request: HttpRequest, pool_id: str) -> Pool:
+    return get_or_not_found(queries.pools(actor=actor_of(request)), "pool", pool_id)
+
+
+@require_safe
+@signed_in
+def index(request: HttpRequest) -> HttpResponseBase:
+    return render(request, "console/pools.html", {"pools": queries.pools(actor=actor_of(request))})
+
+
+@require_http_methods(["GET", "POST"])
+@signed_in
+def create(request: HttpRequest) -> HttpResponseBase:
+    form = PoolForm(request.POST or None)
+    made: list[Pool] = []
+
+    def change() -> str:
+        made.append(actions.create_pool(actor=actor_of(request), **form.values()))
+        return f"Pool {made[0].name} created. Add its TGI servers."
+
+    if request.method == "POST" and form.is_valid() and apply(request, form, change):
+        return redirect("console:pool", made[0].id)
+    context = {"form": form, "heading": "New pool", "submit": "Create pool", "back": reverse("console:pools")}
+    return render(request, "console/form.html", context)
+
+
+@require_http_methods(["GET", "POST"])
+@signed_in
+def detail(request: HttpRequest, pool_id: str) -> HttpResponseBase:
+    """Policy and knobs of a pool, and its backends."""
+    pool = _pool(request, pool_id)
+    initial = actions.pool_fields(pool)
+    form = PoolForm(request.POST or None, initial={**initial, "aliases": ", ".join(initial["aliases"])})
+
+    def change() -> str:
+        actions.update_pool(actor=actor_of(request), pool_id=pool.id, **form.values())
+        return "Saved. Routers apply it within two seconds; queues and counters are kept."
+
+    if request.method == "POST" and form.is_valid() and apply(request, form, change):
+        return redirect("console:pool", pool.id)
+    return render(request, "console/pool.html", {"pool": pool, "form": form, "backends": pool.backends.all()})
+
+
+@require_http_methods(["GET", "POST"])
+@signed_in
+def add_backend(request: HttpRequest, pool_id: str) -> HttpResponseBase:
+    pool = _pool(request, pool_id)
+    form = BackendForm(request.POST or None)
+
+    def change() -> str:
+        return (
+            f"Backend {actions.create_backend(actor=actor_of(request), pool=pool.id, **form.cleaned_data).name} added."
+        )
+
+    return _backend_page(request, pool, form, change, f"New backend of {pool.name}", "Add backend")
+
+
+@require_http_methods(["GET", "POST"])
+@signed_in
+def backend(request: HttpRequest, pool_id: str, backend_id: str) -> HttpResponseBase:
+    pool = _pool(request, pool_id)
+    row: Backend = get_or_not_found(queries.backends(actor=actor_of(request)), "backend", backend_id)
+    form = BackendForm(request.POST or None, initial=actions.backend_fields(row))
+
+    def change() -> str:
+        actions.update_backend(actor=actor_of(request), backend_id=row.id, **form.cleaned_data)
+        return f"Backend {row.name} saved."
+
+    return _backend_page(request, pool, form, change, f"Backend {row.name}", "Save")
+
+
+def _backend_page(
+    request: HttpRequest, pool: Pool, form: BackendForm, change: Any, heading: str, submit: str
+) -> HttpResponseBase:
+    back = reverse("console:pool", args=[pool.id])
+    if request.method == "POST" and form.is_valid() and apply(request, form, change):
+        return redirect(back)
+    lead = "What the ledger needs to know of this TGI server; /info tells only its two limits."
+    context = {"form": form, "heading": heading, "submit": submit, "back": back, "lead": lead}
+    return render(request, "console/form.html", context)
+
+
+@require_POST
+@signed_in
+def delete_backend(request: HttpRequest, pool_id: str, backend_id: str) -> HttpResponseBase:
+    def change() -> str:
+        actions.delete_backend(actor=actor_of(request), backend_id=backend_id)
+        return "Backend taken out; what ran on it goes on elsewhere."
+
+    return act(request, change, reverse("console:pool", args=[pool_id]))

@@ -1,0 +1,196 @@
+"""Tenants, their weights and tiers, and their keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.http import HttpRequest, HttpResponseBase
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.utils.text import slugify
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
+
+from controlplane.common.actor import Actor
+from controlplane.common.errors import Invalid
+from controlplane.common.validation import get_or_not_found
+from controlplane.console.frame import act, actor_of, apply, signed_in
+from controlplane.fleet import queries as fleet_queries
+from controlplane.keys import actions as key_actions
+from controlplane.keys import queries as key_queries
+from controlplane.keys.models import ApiKey
+from controlplane.tenants import actions, queries
+from controlplane.tenants.models import Tenant
+from controlplane.tiers import queries as tier_queries
+
+
+class TenantForm(forms.Form):
+    name = forms.CharField(max_length=200, help_text="As people call it.")
+    slug = forms.SlugField(
+        max_length=63, required=False, help_text="Short name for reports and files; made from the name if left empty."
+    )
+    weight = forms.FloatField(
+        initial=1.0,
+        help_text="Its share of the service, relative to the other tenants that have work waiting (0.001 to 10,000).",
+        widget=forms.NumberInput(attrs={"step": "any", "min": "0.001"}),
+    )
+    tiers = forms.MultipleChoiceField(
+        label="Allowed tiers", widget=forms.CheckboxSelectMultiple, help_text="A tier buys a latency target, not share."
+    )
+    default_tier = forms.ChoiceField(help_text="Used by keys that name no tier of their own.")
+    max_queued = forms.IntegerField(
+        initial=2_000, label="Waiting requests at most", help_text="More are refused with 429 (1 to 1,000,000)."
+    )
+
+    def __init__(self, *args: Any, actor: Actor, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        rows = list(tier_queries.tiers(actor=actor))
+        names = [(t.name, f"{t.name} (TTFT {t.ttft_target_s:g} s)" if t.ttft_target_s else t.name) for t in rows]
+        self.fields["tiers"].choices = names  # type: ignore[attr-defined]  # a choice field
+        self.fields["default_tier"].choices = names  # type: ignore[attr-defined]  # a choice field
+
+    def values(self) -> dict[str, Any]:
+        values = dict(self.cleaned_data)
+        values["slug"] = values["slug"] or slugify(values["name"])[:63]
+        return values
+
+
+class KeyForm(forms.Form):
+    name = forms.CharField(max_length=200, help_text="Where it is used, such as “web chat, production”.")
+    default_pool = forms.ChoiceField(label="Pool", help_text="Serves requests that name no model.")
+    default_tier = forms.ChoiceField(required=False, help_text="The tenant's default unless chosen here.")
+    may_choose_tier = forms.BooleanField(required=False, label="May choose its tier by the header x-fairlane-tier")
+    expires_at = forms.DateTimeField(
+        required=False, help_text="UTC; empty for never.", widget=forms.DateTimeInput(attrs={"type": "datetime-local"})
+    )
+
+    def __init__(self, *args: Any, actor: Actor, tenant: Tenant, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        pools = [(p.name, p.name) for p in fleet_queries.pools(actor=actor)]
+        tiers = [("", f"tenant's default ({tenant.default_tier.name})")]
+        tiers += [(name, name) for name in queries.tier_names(tenant)]
+        self.fields["default_pool"].choices = pools  # type: ignore[attr-defined]  # a choice field
+        self.fields["default_tier"].choices = tiers  # type: ignore[attr-defined]  # a choice field
+
+
+def _tenant(request: HttpRequest, tenant_id: str) -> Tenant:
+    return get_or_not_found(queries.tenants(actor=actor_of(request)), "tenant", tenant_id)
+
+
+@require_safe
+@signed_in
+def index(request: HttpRequest) -> HttpResponseBase:
+    search = request.GET.get("q", "").strip()
+    rows = queries.tenants(actor=actor_of(request))
+    if search:
+        rows = rows.filter(name__icontains=search) | rows.filter(slug__icontains=search)
+    tenants = list(rows[:500])
+    context = {
+        "tenants": tenants,
+        "search": search,
+        "total_weight": sum(t.weight for t in tenants if t.state == "active"),
+    }
+    return render(request, "console/tenants.html", context)
+
+
+@require_http_methods(["GET", "POST"])
+@signed_in
+def create(request: HttpRequest) -> HttpResponseBase:
+    actor = actor_of(request)
+    form = TenantForm(request.POST or None, actor=actor)
+    made: list[Tenant] = []
+
+    def change() -> str:
+        made.append(actions.create_tenant(actor=actor, **form.values()))
+        return f"Tenant {made[0].name} created. Issue a key so that it can send requests."
+
+    if request.method == "POST" and form.is_valid() and apply(request, form, change):
+        return redirect("console:tenant", made[0].id)
+    context = {
+        "form": form,
+        "heading": "New tenant",
+        "lead": "Whoever shares the platform: a team, an application, a customer.",
+        "submit": "Create tenant",
+        "back": reverse("console:tenants"),
+    }
+    return render(request, "console/form.html", context)
+
+
+@require_http_methods(["GET", "POST"])
+@signed_in
+def detail(request: HttpRequest, tenant_id: str) -> HttpResponseBase:
+    """Settings and keys of one tenant."""
+    actor = actor_of(request)
+    tenant = _tenant(request, tenant_id)
+    initial = {**actions.tenant_fields(tenant)}
+    form = TenantForm(request.POST or None, initial=initial, actor=actor)
+
+    def change() -> str:
+        actions.update_tenant(actor=actor, tenant_id=tenant.id, **form.values())
+        return "Saved. Routers apply it within two seconds."
+
+    if request.method == "POST" and form.is_valid() and apply(request, form, change):
+        return redirect("console:tenant", tenant.id)
+    context = {
+        "tenant": tenant,
+        "form": form,
+        "keys": key_queries.keys(actor=actor, tenant=tenant.id),
+        "key_form": KeyForm(actor=actor, tenant=tenant),
+    }
+    return render(request, "console/tenant.html", context)
+
+
+@require_POST
+@signed_in
+def set_state(request: HttpRequest, tenant_id: str) -> HttpResponseBase:
+    """Suspend the tenant or make it active again."""
+    state = request.POST.get("state", "")
+
+    def change() -> str:
+        tenant = actions.update_tenant(actor=actor_of(request), tenant_id=tenant_id, state=state)
+        return f"Tenant {tenant.name} is {tenant.state}."
+
+    return act(request, change, reverse("console:tenant", args=[tenant_id]))
+
+
+@never_cache
+@require_POST
+@signed_in
+def issue_key(request: HttpRequest, tenant_id: str) -> HttpResponseBase:
+    """Issue a key; the answer to this request is the only page that ever shows it."""
+    actor = actor_of(request)
+    tenant = _tenant(request, tenant_id)
+    form = KeyForm(request.POST, actor=actor, tenant=tenant)
+    if form.is_valid():
+        values = form.cleaned_data
+        try:
+            key, text = key_actions.issue_key(
+                actor=actor,
+                tenant_id=tenant.id,
+                name=values["name"],
+                default_pool=values["default_pool"],
+                default_tier=values["default_tier"] or None,
+                may_choose_tier=values["may_choose_tier"],
+                expires_at=values["expires_at"],
+            )
+        except Invalid as problem:
+            for field, texts in problem.fields.items():
+                form.add_error(field if field in form.fields else None, texts)  # type: ignore[arg-type]  # a list of texts is accepted
+        else:
+            return render(request, "console/key_issued.html", {"tenant": tenant, "key": key, "text": text})
+    context = {
+        "form": form, "heading": f"New key of {tenant.name}", "submit": "Issue key",
+        "back": reverse("console:tenant", args=[tenant.id]),
+    }  # fmt: skip
+    return render(request, "console/form.html", context, status=422)
+
+
+@require_POST
+@signed_in
+def revoke_key(request: HttpRequest, tenant_id: str, key_id: str) -> HttpResponseBase:
+    def change() -> str:
+        key: ApiKey = key_actions.revoke_key(actor=actor_of(request), key_id=key_id)
+        return f"Key {key.public_id} is revoked. Routers refuse it within two seconds."
+
+    return act(request, change, reverse("console:tenant", args=[tenant_id]))

@@ -1,0 +1,81 @@
+"""SLO tiers."""
+
+from __future__ import annotations
+
+from django import forms
+from django.http import HttpRequest, HttpResponseBase
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
+
+from controlplane.common.validation import get_or_not_found
+from controlplane.console.frame import act, actor_of, apply, signed_in
+from controlplane.tiers import actions, queries
+
+
+class TierForm(forms.Form):
+    rank = forms.IntegerField(help_text="Smaller goes first inside a tenant (0 to 10,000).")
+    ttft_target_s = forms.FloatField(
+        label="TTFT target, s",
+        required=False,
+        help_text="Seconds from arrival to the first token, queueing included; empty for no target.",
+        widget=forms.NumberInput(attrs={"step": "any"}),
+    )
+    max_queue_wait_s = forms.FloatField(
+        label="Longest wait in the queue, s",
+        required=False,
+        help_text="A request that waited longer is refused with 429; empty for no limit.",
+        widget=forms.NumberInput(attrs={"step": "any"}),
+    )
+
+
+class NewTierForm(TierForm):
+    name = forms.SlugField(max_length=40, help_text="Never changes: the books and the keys name it.")
+    field_order = ("name", "rank", "ttft_target_s", "max_queue_wait_s")
+
+
+@require_safe
+@signed_in
+def index(request: HttpRequest) -> HttpResponseBase:
+    return render(request, "console/tiers.html", {"tiers": queries.tiers(actor=actor_of(request))})
+
+
+@require_http_methods(["GET", "POST"])
+@signed_in
+def create(request: HttpRequest) -> HttpResponseBase:
+    form = NewTierForm(request.POST or None, initial={"rank": 100})
+
+    def change() -> str:
+        return f"Tier {actions.create_tier(actor=actor_of(request), **form.cleaned_data).name} created."
+
+    if request.method == "POST" and form.is_valid() and apply(request, form, change):
+        return redirect("console:tiers")
+    context = {"form": form, "heading": "New tier", "submit": "Create tier", "back": reverse("console:tiers")}
+    return render(request, "console/form.html", context)
+
+
+@require_http_methods(["GET", "POST"])
+@signed_in
+def detail(request: HttpRequest, tier_id: str) -> HttpResponseBase:
+    actor = actor_of(request)
+    tier = get_or_not_found(queries.tiers(actor=actor), "tier", tier_id)
+    form = TierForm(request.POST or None, initial=actions.tier_fields(tier))
+
+    def change() -> str:
+        actions.update_tier(actor=actor, tier_id=tier.id, **form.cleaned_data)
+        return f"Tier {tier.name} saved. Routers apply it within two seconds."
+
+    if request.method == "POST" and form.is_valid() and apply(request, form, change):
+        return redirect("console:tiers")
+    context = {"form": form, "heading": f"Tier {tier.name}", "submit": "Save", "back": reverse("console:tiers")}
+    return render(request, "console/form.html", context)
+
+
+@require_POST
+@signed_in
+def delete(request: HttpRequest, tier_id: str) -> HttpResponseBase:
+    def change() -> str:
+        actions.delete_tier(actor=actor_of(request), tier_id=tier_id)
+        return "Tier deleted."
+
+    return act(request, change, reverse("console:tiers"))
