@@ -42,6 +42,9 @@ COMMANDS: Mapping[str, Command | Mapping[str, Command]] = {
         "gateway": Command("router_ext.ops.bench_gateway", "what the router adds to a request and to a stream"),
     },
     "ask": Command("router_ext.ops.ask", "ask the model with a tenant's key and stream the answer", "client"),
+    "reset-password": Command(
+        "router_ext.ops.reset_password", "give an operator of `fairlane up` a new one-time password", "controlplane"
+    ),
     "check-config": Command("router_ext.gateway.check_config", "validate the router's settings and a snapshot"),
 }
 

@@ -64,6 +64,17 @@ class _EmbeddedServer:
             raise EmbeddedServerError(f"{self.name} is not started")
         return self._url
 
+    def recorded_url(self) -> str:
+        """Address of the last start, by whichever process.
+
+        Raises:
+            EmbeddedServerError: never started here.
+        """
+        try:
+            return str(json.loads((self.directory / "server.json").read_text())["url"])
+        except (OSError, ValueError, KeyError):
+            raise EmbeddedServerError(f"{self.name} was never started in {self.directory}") from None
+
     @property
     def log(self) -> Path:
         return self.directory / "server.log"
