@@ -22,11 +22,7 @@ _NO_TOOL = {
     "function": {
         "description": "Open ended response with no specific tool selected",
         "name": "no_tool",
-        "arguments": {
-            "type": "object",
-            "properties": {"content": {"type": "string", "description": "The response content"}},
-            "required": ["content"],
-        },
+        "arguments": {"type": "object"},
     },
 }
 
@@ -120,7 +116,7 @@ def _function(function: dict[str, Any], *, as_text: bool) -> dict[str, Any]:
 
 
 def rust_json(value: Any) -> str:
-    """Compact JSON; keys of free-form values are sorted, as serde_json's map is."""
+    """Compact JSON; keys stay in the order in which they were sent."""
     return orjson.dumps(value).decode()
 
 

@@ -19,7 +19,7 @@ from router_ext.devserver.chat import ChatTemplate
 from router_ext.devserver.codec import Codec
 from router_ext.devserver.engine import Engine
 from router_ext.devserver.faults import Faults
-from router_ext.devserver.http import Connection
+from router_ext.devserver.http import Connection, Connections
 from router_ext.devserver.metrics import Metrics
 from router_ext.devserver.runner import Runner
 from router_ext.devserver.validation import Limits
@@ -84,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sim.add_argument("--sim-control", type=_switch, default=False, metavar="on|off", help="POST /sim/faults")
     for field in fields(Faults):
         name = f"--sim-{field.name.replace('_', '-')}"
-        kind: Callable[[str], object] = type(field.default)  # type: ignore[assignment]  # int, float or str
+        kind: Callable[[str], object] = type(field.default)
         sim.add_argument(name, type=kind, default=field.default, help="fault injection")
 
 
@@ -131,6 +131,8 @@ def _plan(args: argparse.Namespace) -> _Plan:
     """
     max_total: int = args.max_total_tokens
     max_input: int = max_total - 1 if args.max_input_tokens is None else args.max_input_tokens
+    if args.engine == "torch" and args.sim_prefix_cache:
+        raise StartError("the torch engine shares no keys and values: --sim-prefix-cache is for --engine model")
     chunking = args.sim_chunking and args.sim_block_size > 0
     batch_total: int = args.max_batch_total_tokens or max(16_000, max_total, args.max_batch_prefill_tokens)
     if max_input >= max_total:
@@ -247,7 +249,7 @@ def _engine(args: argparse.Namespace, codec: Codec, eos_id: int) -> tuple[Engine
     if args.engine == "torch":
         from router_ext.devserver.torch_engine import TorchEngine
 
-        return TorchEngine.load(args.sim_data_dir, threads=args.sim_threads or None), None
+        return TorchEngine(args.sim_data_dir, threads=args.sim_threads or None), None
     from router_ext.devserver.model_engine import ModelEngine
 
     engine = ModelEngine(
@@ -270,7 +272,7 @@ async def _serve(args: argparse.Namespace, server: _Server, listener: socket.soc
     loop = asyncio.get_running_loop()
     app = server.app
     app.runner = runner = server.runner_of()
-    connections: set[Connection] = set()
+    connections = Connections()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
@@ -286,9 +288,8 @@ async def _serve(args: argparse.Namespace, server: _Server, listener: socket.soc
         listening.close()
         for connection in list(connections):
             connection.drain()
-        deadline = loop.time() + args.graceful_termination_timeout
-        while connections and loop.time() < deadline:
-            await asyncio.sleep(0.02)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(connections.emptied.wait(), args.graceful_termination_timeout)
         for connection in list(connections):
             connection.transport.abort()
         await app.close()

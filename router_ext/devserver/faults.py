@@ -40,6 +40,9 @@ class Faults:
     def is_shard_dead(self, step: int) -> bool:
         return bool(self.shard_dead_after_steps) and step >= self.shard_dead_after_steps
 
+    def is_stalled(self, sequence_id: int, generated: int) -> bool:
+        return 0 < self.stall_after_tokens < generated and sequence_id % self.stall_every == 0
+
     def update(self, values: dict[str, object]) -> None:
         """Set fields by name.
 

@@ -205,12 +205,21 @@ class Exchange:
         self._arm(max(0.001, due - now))
 
 
+class Connections(set["Connection"]):
+    """The open connections; ``emptied`` is set while there are none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.emptied = asyncio.Event()
+        self.emptied.set()
+
+
 class Connection(asyncio.Protocol):
     """One client connection."""
 
     transport: asyncio.Transport
 
-    def __init__(self, handler: Handler, loop: asyncio.AbstractEventLoop, connections: set[Connection]) -> None:
+    def __init__(self, handler: Handler, loop: asyncio.AbstractEventLoop, connections: Connections) -> None:
         self.handler = handler
         self.loop = loop
         self._connections = connections
@@ -229,9 +238,12 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]  # the loop hands a TCP transport to a TCP server
         self._connections.add(self)
+        self._connections.emptied.clear()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
+        if not self._connections:
+            self._connections.emptied.set()
         for exchange in [self.current, *self._waiting]:
             if exchange is not None:
                 exchange.gone()
@@ -333,4 +345,4 @@ class Connection(asyncio.Protocol):
             self.transport.close()
 
 
-__all__ = ["Connection", "Exchange", "Handler", "Headers"]
+__all__ = ["Connection", "Connections", "Exchange", "Handler", "Headers"]

@@ -100,9 +100,9 @@ class Metrics:
                 if other == name:
                     lines.append(f"{name}{{{label}}} {value}" if label else f"{name} {value}")
             lines.append("")
-        for name, value in self._gauges.items():
+        for name, level in self._gauges.items():
             _head(lines, name, "gauge")
-            lines += [f"{name} {_number(value)}", ""]
+            lines += [f"{name} {_number(level)}", ""]
         if self._skipped:
             name = "tgi_request_skipped_tokens"
             _head(lines, name, "summary")

@@ -7,6 +7,7 @@ instantaneous and made to last by the step-time model. Delivery happens on the e
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -64,7 +65,8 @@ class Runner:
         self._sequences = 0
         self._dropped_seen = 0
         self.is_healthy = True
-        self.is_frozen = False
+        self._thawed = asyncio.Event()
+        self._thawed.set()
 
     def submit(self, generation: Generation) -> None:
         """Put a validated generation at the tail of the queue."""
@@ -76,8 +78,7 @@ class Runner:
 
     async def health(self) -> bool:
         """True if a one-token prefill would work: hangs while the shard does."""
-        while self.is_frozen:
-            await asyncio.sleep(0.05)
+        await self._thawed.wait()
         if self._faults.is_shard_dead(self._steps):
             return False
         if self._pool is not None:
@@ -182,9 +183,8 @@ class Runner:
                 finished.append(generation.entry)
                 continue
             token, reason = generation.advance(one)
-            if faults.stall_after_tokens and generation.generated > faults.stall_after_tokens:
-                if one.sequence.sequence_id % faults.stall_every == 0:
-                    continue
+            if faults.is_stalled(one.sequence.sequence_id, generation.generated):
+                continue
             if reason is None:
                 generation.sink.on_token(generation, token, None)
             else:
@@ -246,11 +246,10 @@ class Runner:
         if not faults.freeze_after_steps or self._steps < faults.freeze_after_steps:
             return
         faults.freeze_after_steps = 0
-        self.is_frozen = True
-        until = time.monotonic() + faults.freeze_s if faults.freeze_s else float("inf")
-        while time.monotonic() < until:
-            await asyncio.sleep(0.02)
-        self.is_frozen = False
+        self._thawed.clear()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._thawed.wait(), faults.freeze_s or None)
+        self._thawed.set()
 
     def _note_admitted(self, step: Step) -> None:
         for entry in step.admitted:

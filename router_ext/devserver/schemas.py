@@ -1,4 +1,4 @@
-"""Shapes of TGI's request bodies, as its router declares them (``router/src/lib.rs``, ``vertex.rs``, ``sagemaker.rs``)."""
+"""Shapes of TGI's request bodies, as ``lib.rs``, ``vertex.rs`` and ``sagemaker.rs`` of its router declare them."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ CHAT = struct(
 
 
 def _prompts(r: Reader) -> list[str]:
-    texts = sequence(string)(r)
+    texts: list[str] = sequence(string)(r)
     if not texts:
         raise BodyError("\0Empty array detected. Do not use an empty array for the prompt.", None, is_syntax=False)
     return texts

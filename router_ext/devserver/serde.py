@@ -389,7 +389,7 @@ def tagged(name: str, variants: dict[str, Schema], *, content: str = "value") ->
         byte = r.peek()
         if byte != 0x7B:
             raise r.invalid_type(byte, f"adjacently tagged enum {name}")
-        tag, start = None, -1
+        tag, start, value, is_read = None, -1, None, False
         part = ""
         try:
             for key in r.members():
@@ -403,10 +403,8 @@ def tagged(name: str, variants: dict[str, Schema], *, content: str = "value") ->
                 elif key == content:
                     r.peek()
                     start = r.at
-                    if tag is None:
-                        anything(r)
-                    else:
-                        value = variants[tag](r)
+                    value = anything(r) if tag is None else variants[tag](r)
+                    is_read = tag is not None
                 else:
                     anything(r)
                 part = ""
@@ -417,9 +415,7 @@ def tagged(name: str, variants: dict[str, Schema], *, content: str = "value") ->
             raise r.shape("missing field `type`")
         if start < 0:
             raise r.shape(f"missing field `{content}`")
-        again = Reader(r.body, start)
-        value = variants[tag](again)
-        return tag, value
+        return tag, value if is_read else variants[tag](Reader(r.body, start))
 
     return read
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """Linear cost of a forward: ``base + per_sequence * batch + per_prefill_token * prefill + per_context_token * context``.
+    """Linear cost of a forward: a base, and a share per decoding request, prompt token and token of context.
 
     Units: seconds, and seconds per sequence, prompt token computed in this step, token of KV read in this step.
     """

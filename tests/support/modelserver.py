@@ -19,7 +19,8 @@ from pathlib import Path
 START_LIMIT_S = 120.0
 
 # Tokenizer (and weights, once the torch engine has run) are extracted once per machine, not once per test run.
-DATA_DIR = Path(os.environ.get("FAIRLANE_TEST_MODEL_DIR", Path(tempfile.gettempdir()) / f"fairlane-model-{os.getuid()}"))
+_SHARED = Path(tempfile.gettempdir()) / f"fairlane-model-{os.getuid()}"
+DATA_DIR = Path(os.environ.get("FAIRLANE_TEST_MODEL_DIR", _SHARED))
 
 
 @dataclass(frozen=True, slots=True)
