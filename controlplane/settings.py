@@ -155,36 +155,45 @@ SPECTACULAR_SETTINGS = {
     "REDOC_DIST": "SIDECAR",
     "SERVE_PERMISSIONS": ["rest_framework.permissions.AllowAny"],
     "SERVE_AUTHENTICATION": [],
-    "ENUM_NAME_OVERRIDES": {},
+    "ENUM_NAME_OVERRIDES": {
+        "TenantStateEnum": "controlplane.tenants.models.TenantState",
+        "JobStateEnum": "controlplane.training.models.JobState",
+    },
 }
 
+_SHARED_PROCESSORS = [
+    structlog.contextvars.merge_contextvars,
+    structlog.stdlib.add_log_level,
+    structlog.stdlib.add_logger_name,
+    structlog.processors.TimeStamper(fmt="iso", utc=True),
+]
 structlog.configure(
     processors=[
-        structlog.contextvars.merge_contextvars,
-        structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.dict_tracebacks,
-        structlog.processors.JSONRenderer(),
+        structlog.stdlib.filter_by_level,
+        *_SHARED_PROCESSORS,
+        structlog.processors.format_exc_info,
+        structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
     ],
-    logger_factory=structlog.PrintLoggerFactory(),
-    cache_logger_on_first_use=False,
+    logger_factory=structlog.stdlib.LoggerFactory(),
+    wrapper_class=structlog.stdlib.BoundLogger,
+    cache_logger_on_first_use=True,
 )
+# To stderr: what commands answer on stdout is read by programs.
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
     "formatters": {
         "json": {
             "()": "structlog.stdlib.ProcessorFormatter",
-            "processor": structlog.processors.JSONRenderer(),
-            "foreign_pre_chain": [
-                structlog.contextvars.merge_contextvars,
-                structlog.processors.add_log_level,
-                structlog.processors.TimeStamper(fmt="iso", utc=True),
-                structlog.processors.format_exc_info,
+            "processors": [
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.processors.JSONRenderer(),
             ],
+            "foreign_pre_chain": [*_SHARED_PROCESSORS, structlog.processors.format_exc_info],
         }
     },
-    "handlers": {"out": {"class": "logging.StreamHandler", "formatter": "json"}},
-    "root": {"handlers": ["out"], "level": ENVIRONMENT.log_level},
-    "loggers": {"django.server": {"handlers": ["out"], "propagate": False}},
+    "handlers": {"err": {"class": "logging.StreamHandler", "formatter": "json"}},
+    "root": {"handlers": ["err"], "level": ENVIRONMENT.log_level},
+    # Refused requests are answered, not logged as warnings; failures of our own are.
+    "loggers": {"django.request": {"level": "ERROR"}},
 }

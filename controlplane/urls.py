@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from django.urls import include, path
+from django.contrib import admin
+from django.urls import include, path, re_path
 
 from controlplane.common import views as health
+from controlplane.fleet.views import heartbeat
+from controlplane.rollout.views import snapshot
+from controlplane.training.views import artifact
+from controlplane.usage.views import usage
+from router_ext.wire.controlplane import ARTIFACT_PATH, HEARTBEAT_PATH, SNAPSHOT_PATH, USAGE_PATH
 
 urlpatterns = [
     path("livez", health.livez),
     path("readyz", health.readyz),
+    path(SNAPSHOT_PATH.removeprefix("/"), snapshot),
+    path(USAGE_PATH.removeprefix("/"), usage),
+    path(HEARTBEAT_PATH.removeprefix("/"), heartbeat),
+    re_path(f"^{ARTIFACT_PATH.removeprefix('/')}(?P<digest>[0-9a-f]{{64}})$", artifact),
+    path("api/v1/", include("controlplane.api.urls")),
+    path("admin/", admin.site.urls),
     path("", include("controlplane.console.urls")),
 ]

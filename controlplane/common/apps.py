@@ -1,3 +1,5 @@
+from importlib import import_module
+
 from django.apps import AppConfig
 
 
@@ -7,4 +9,4 @@ class CommonConfig(AppConfig):
 
     def ready(self) -> None:
         # Tasks sent from views and commands need the application that knows the broker.
-        import controlplane.celery  # noqa: F401 (imported for its effect)
+        import_module("controlplane.celery")

@@ -35,14 +35,14 @@ class CursorPages(BasePagination):
         return page
 
     def get_paginated_response(self, data: Any) -> Response:
-        return Response({"items": data, "next": self.next_cursor})
+        return Response({"results": data, "next": self.next_cursor})
 
     def get_paginated_response_schema(self, schema: dict[str, Any]) -> dict[str, Any]:
         return {
             "type": "object",
-            "required": ["items", "next"],
+            "required": ["results", "next"],
             "properties": {
-                "items": schema,
+                "results": schema,
                 "next": {"type": ["string", "null"], "description": "Value of `cursor` for the page after this one"},
             },
         }

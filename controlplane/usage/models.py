@@ -80,7 +80,7 @@ class QuarantinedEvent(models.Model):
 
 
 class UsageHour(models.Model):
-    """Sums of one UTC hour of arrival. ``ttft_buckets`` and ``ttft_counts``: a sparse log histogram (``usage.histogram``)."""
+    """Sums of one UTC hour of arrival. ``ttft_buckets`` and ``ttft_counts``: a sparse histogram."""
 
     hour = models.DateTimeField()
     tenant = models.TextField()

@@ -1,0 +1,39 @@
+"""``/api/v1``: the viewsets of all apps and their OpenAPI document."""
+
+from __future__ import annotations
+
+from django.urls import include, path, re_path
+from drf_spectacular.views import SpectacularJSONAPIView, SpectacularSwaggerView
+from rest_framework.routers import SimpleRouter
+
+from controlplane.accounts.api import TokenViewSet
+from controlplane.api.views import not_found
+from controlplane.audit.api import AuditViewSet
+from controlplane.fleet.api import BackendViewSet, PoolViewSet, RouterViewSet
+from controlplane.keys.api import KeyViewSet
+from controlplane.rollout.api import RevisionViewSet
+from controlplane.tenants.api import TenantViewSet
+from controlplane.tiers.api import TierViewSet
+from controlplane.training.api import JobViewSet
+from controlplane.usage.api import QuarantineViewSet, UsageReportView
+
+router = SimpleRouter(trailing_slash=False)
+router.register("tenants", TenantViewSet, basename="tenant")
+router.register("keys", KeyViewSet, basename="key")
+router.register("tiers", TierViewSet, basename="tier")
+router.register("pools", PoolViewSet, basename="pool")
+router.register("backends", BackendViewSet, basename="backend")
+router.register("routers", RouterViewSet, basename="router")
+router.register("revisions", RevisionViewSet, basename="revision")
+router.register("audit", AuditViewSet, basename="audit")
+router.register("training-jobs", JobViewSet, basename="training-job")
+router.register("tokens", TokenViewSet, basename="token")
+router.register("usage/quarantine", QuarantineViewSet, basename="quarantine")
+
+urlpatterns = [
+    path("openapi.json", SpectacularJSONAPIView.as_view(), name="openapi"),
+    path("docs", SpectacularSwaggerView.as_view(url_name="openapi"), name="api-docs"),
+    path("usage/report", UsageReportView.as_view(), name="usage-report"),
+    path("", include(router.urls)),
+    re_path(r"^.*$", not_found),
+]

@@ -1,0 +1,126 @@
+"""What the REST viewsets share: the actor, versions by ``ETag`` and ``If-Match``, creates that may be sent twice."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, ClassVar
+
+from django.db.models import Model
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse
+from rest_framework import serializers
+from rest_framework.response import Response
+from rest_framework.viewsets import GenericViewSet
+
+from controlplane.common.actor import Actor
+from controlplane.common.errors import Invalid
+from controlplane.common.idempotency import create_once
+from controlplane.common.validation import get_or_not_found
+
+
+class ProblemSerializer(serializers.Serializer[Any]):
+    """problem+json (RFC 9457)."""
+
+    type = serializers.CharField()
+    title = serializers.CharField()
+    status = serializers.IntegerField()
+    code = serializers.CharField()
+    detail = serializers.CharField()
+    errors: Any = serializers.DictField(
+        child=serializers.ListField(child=serializers.CharField()), required=False, help_text="Messages by field"
+    )
+
+
+class StrictSerializer(serializers.Serializer[Any]):
+    """Refuses fields it does not know: a misspelt one must not be dropped silently."""
+
+    def to_internal_value(self, data: Any) -> Any:
+        if isinstance(data, Mapping) and (unknown := sorted(set(data) - set(self.fields))):
+            raise serializers.ValidationError({str(name): ["unknown field"] for name in unknown})
+        return super().to_internal_value(data)
+
+
+PROBLEMS: dict[tuple[int, str], OpenApiResponse] = {
+    (status, "application/problem+json"): OpenApiResponse(ProblemSerializer, description=text)
+    for status, text in (
+        (400, "Not JSON"),
+        (401, "No valid session or token"),
+        (403, "The scope is missing"),
+        (404, "Nothing of that id"),
+        (405, "Not by this method"),
+        (406, "Only JSON is spoken here"),
+        (409, "The state forbids it"),
+        (412, "Somebody changed it first"),
+        (415, "Only JSON is read here"),
+        (422, "Invalid fields, by name"),
+        (503, "The database is not reachable"),
+    )
+}
+IF_MATCH = OpenApiParameter(
+    "If-Match", OpenApiTypes.STR, OpenApiParameter.HEADER, description='The `version` last read, quoted: `"3"`'
+)
+IDEMPOTENCY_KEY = OpenApiParameter(
+    "Idempotency-Key",
+    OpenApiTypes.STR,
+    OpenApiParameter.HEADER,
+    description="Sent again with the same key and body, the create answers what it answered first",
+)
+
+_ETAG = re.compile(r'(?:W/)?"(\d{1,9})"\Z')
+
+
+class UseCaseViewSet(GenericViewSet[Any]):
+    """Base of all viewsets. Serializers check shapes and show rows; use cases decide and write."""
+
+    lookup_value_regex = "[^/]+"
+    what: ClassVar[str] = "object"
+
+    @property
+    def actor(self) -> Actor:
+        # The authentication layer above this app knows how; it sets the attribute on every request.
+        actor = getattr(self.request, "actor", None)
+        if not isinstance(actor, Actor):
+            raise TypeError("the request was not authenticated")
+        return actor
+
+    def checked(self, serializer: type[serializers.Serializer[Any]], *, is_partial: bool = False) -> dict[str, Any]:
+        """The validated body."""
+        bound = serializer(data=self.request.data, partial=is_partial)
+        bound.is_valid(raise_exception=True)
+        return dict(bound.validated_data)
+
+    def expected_version(self) -> int | None:
+        """The version named by ``If-Match``, None without the header or with ``*``."""
+        header = self.request.headers.get("if-match")
+        if header is None or header.strip() == "*":
+            return None
+        match = _ETAG.match(header.strip())
+        if match is None:
+            raise Invalid({"If-Match": f'a quoted version such as "3", not {header[:40]!r}'})
+        return int(match[1])
+
+    def found(self, public_id: str) -> Any:
+        """The row of this id among those the actor may read."""
+        return get_or_not_found(self.get_queryset(), self.what, public_id)
+
+    def shown(self, row: Any, *, status: int = 200, **extra: Any) -> Response:
+        """A row as its serializer shows it, with its version as ``ETag``."""
+        data = {**self.get_serializer(row).data, **extra}
+        headers = {"ETag": f'"{row.version}"'} if isinstance(getattr(row, "version", None), int) else {}
+        return Response(data, status=status, headers=headers)
+
+    def listed(self, rows: Any) -> Response:
+        page = self.paginate_queryset(rows)
+        return self.get_paginated_response(self.get_serializer(page, many=True).data)
+
+    def created(
+        self, create: Callable[[], tuple[Model, dict[str, Any]]], secret_fields: Collection[str] = ()
+    ) -> Response:
+        """201 with the row and its secrets, once per ``Idempotency-Key``."""
+
+        def run() -> Response:
+            row, extra = create()
+            return self.shown(self.found(str(row.pk)), status=201, **extra)
+
+        return create_once(self.request, actor=self.actor, create=run, secret_fields=secret_fields)

@@ -1,0 +1,248 @@
+"""REST of pools, backends and routers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drf_spectacular.utils import extend_schema, extend_schema_field, extend_schema_view
+from rest_framework import serializers
+from rest_framework.decorators import action
+from rest_framework.response import Response
+
+from controlplane.common.rest import IDEMPOTENCY_KEY, IF_MATCH, PROBLEMS, StrictSerializer, UseCaseViewSet
+from controlplane.fleet import actions, queries, routers
+from controlplane.fleet.models import Backend, Pool, Router, RouterStatus
+
+
+class PoolChangesSerializer(StrictSerializer):
+    name = serializers.CharField(max_length=200, required=False)
+    aliases = serializers.ListField(child=serializers.CharField(max_length=200), max_length=100, required=False)
+    policy = serializers.CharField(max_length=40, required=False, help_text="One of the policies routers know")
+    scheduling = serializers.DictField(child=serializers.FloatField(), required=False)
+    tokenizer_path = serializers.CharField(max_length=1_000, required=False, allow_blank=True)
+
+
+class NewPoolSerializer(PoolChangesSerializer):
+    name = serializers.CharField(max_length=200)
+
+
+class PoolSerializer(serializers.ModelSerializer[Pool]):
+    aliases = serializers.SerializerMethodField()
+    scheduling = serializers.DictField(child=serializers.FloatField())
+    predictor = serializers.SerializerMethodField()
+
+    class Meta:
+        model = Pool
+        fields = [
+            "id", "name", "aliases", "policy", "scheduling", "tokenizer_path", "predictor",
+            "version", "created_at", "updated_at",
+        ]  # fmt: skip
+
+    def get_aliases(self, pool: Pool) -> list[str]:
+        return queries.aliases(pool)
+
+    @extend_schema_field(
+        {
+            "type": ["object", "null"],
+            "properties": {n: {"type": "string"} for n in ("artifact", "digest", "kind")},
+        }
+    )
+    def get_predictor(self, pool: Pool) -> dict[str, str] | None:
+        if not pool.predictor_artifact:
+            return None
+        return {"artifact": pool.predictor_artifact, "digest": pool.predictor_digest, "kind": pool.predictor_kind}
+
+
+@extend_schema_view(
+    list=extend_schema(responses={200: PoolSerializer(many=True), **PROBLEMS}),
+    retrieve=extend_schema(responses={200: PoolSerializer, **PROBLEMS}),
+    create=extend_schema(
+        request=NewPoolSerializer, responses={201: PoolSerializer, **PROBLEMS}, parameters=[IDEMPOTENCY_KEY]
+    ),
+    partial_update=extend_schema(
+        request=PoolChangesSerializer, responses={200: PoolSerializer, **PROBLEMS}, parameters=[IF_MATCH]
+    ),
+    destroy=extend_schema(responses={204: None, **PROBLEMS}, parameters=[IF_MATCH]),
+)
+class PoolViewSet(UseCaseViewSet):
+    what = "pool"
+    queryset = Pool.objects.none()
+    serializer_class = PoolSerializer
+
+    def get_queryset(self) -> Any:
+        return queries.pools(actor=self.actor)
+
+    def list(self, request: Any) -> Response:
+        return self.listed(self.get_queryset())
+
+    def retrieve(self, request: Any, pk: str) -> Response:
+        return self.shown(self.found(pk))
+
+    def create(self, request: Any) -> Response:
+        body = self.checked(NewPoolSerializer)
+        return self.created(lambda: (actions.create_pool(actor=self.actor, **body), {}))
+
+    def partial_update(self, request: Any, pk: str) -> Response:
+        changes: Any = self.checked(PoolChangesSerializer, is_partial=True)
+        actions.update_pool(actor=self.actor, pool_id=pk, expected_version=self.expected_version(), **changes)
+        return self.shown(self.found(pk))
+
+    def destroy(self, request: Any, pk: str) -> Response:
+        actions.delete_pool(actor=self.actor, pool_id=pk, expected_version=self.expected_version())
+        return Response(status=204)
+
+
+class BackendChangesSerializer(StrictSerializer):
+    name = serializers.CharField(max_length=63, required=False)
+    url = serializers.CharField(max_length=500, required=False)
+    kv_tokens = serializers.IntegerField(required=False, allow_null=True, min_value=2, max_value=1_000_000_000)
+    block_size = serializers.IntegerField(required=False, min_value=1, max_value=1_024)
+    prefill_budget_tokens = serializers.IntegerField(required=False, min_value=1, max_value=10_000_000)
+    is_chunked = serializers.BooleanField(required=False)
+    speculate = serializers.IntegerField(required=False, min_value=0, max_value=64)
+    is_cordoned = serializers.BooleanField(required=False, help_text="Runs finish, nothing new is sent there")
+    api_key_name = serializers.CharField(
+        max_length=100, required=False, allow_blank=True, help_text="Name of a secret of the router's own"
+    )
+
+
+class NewBackendSerializer(BackendChangesSerializer):
+    pool = serializers.CharField(max_length=200, help_text="Id, name or alias")
+    name = serializers.CharField(max_length=63)
+    url = serializers.CharField(max_length=500)
+
+
+class BackendSerializer(serializers.ModelSerializer[Backend]):
+    pool = serializers.CharField(source="pool_id")
+
+    class Meta:
+        model = Backend
+        fields = [
+            "id", "pool", "name", "url", "kv_tokens", "block_size", "prefill_budget_tokens", "is_chunked",
+            "speculate", "is_cordoned", "api_key_name", "version", "created_at", "updated_at",
+        ]  # fmt: skip
+
+
+@extend_schema_view(
+    list=extend_schema(responses={200: BackendSerializer(many=True), **PROBLEMS}),
+    retrieve=extend_schema(responses={200: BackendSerializer, **PROBLEMS}),
+    create=extend_schema(
+        request=NewBackendSerializer, responses={201: BackendSerializer, **PROBLEMS}, parameters=[IDEMPOTENCY_KEY]
+    ),
+    partial_update=extend_schema(
+        request=BackendChangesSerializer, responses={200: BackendSerializer, **PROBLEMS}, parameters=[IF_MATCH]
+    ),
+    destroy=extend_schema(responses={204: None, **PROBLEMS}, parameters=[IF_MATCH]),
+)
+class BackendViewSet(UseCaseViewSet):
+    what = "backend"
+    queryset = Backend.objects.none()
+    serializer_class = BackendSerializer
+
+    def get_queryset(self) -> Any:
+        return queries.backends(actor=self.actor)
+
+    def list(self, request: Any) -> Response:
+        return self.listed(self.get_queryset())
+
+    def retrieve(self, request: Any, pk: str) -> Response:
+        return self.shown(self.found(pk))
+
+    def create(self, request: Any) -> Response:
+        body = self.checked(NewBackendSerializer)
+        return self.created(lambda: (actions.create_backend(actor=self.actor, **body), {}))
+
+    def partial_update(self, request: Any, pk: str) -> Response:
+        changes: Any = self.checked(BackendChangesSerializer, is_partial=True)
+        actions.update_backend(actor=self.actor, backend_id=pk, expected_version=self.expected_version(), **changes)
+        return self.shown(self.found(pk))
+
+    def destroy(self, request: Any, pk: str) -> Response:
+        actions.delete_backend(actor=self.actor, backend_id=pk, expected_version=self.expected_version())
+        return Response(status=204)
+
+
+class NewRouterSerializer(StrictSerializer):
+    name = serializers.CharField(max_length=100)
+
+
+class RouterInstanceSerializer(serializers.ModelSerializer[RouterStatus]):
+    class Meta:
+        model = RouterStatus
+        fields = [
+            "instance", "program_version", "address", "applied_revision", "applied_at", "refused_revision",
+            "refused_reason", "spool_events", "spool_bytes", "is_draining", "seen_at",
+        ]  # fmt: skip
+
+
+class RouterSerializer(serializers.ModelSerializer[Router]):
+    instances = RouterInstanceSerializer(many=True, read_only=True)
+    is_live = serializers.SerializerMethodField(help_text="An instance was heard of within the last 30 seconds")
+    applied_revision = serializers.SerializerMethodField(help_text="The oldest in force among live instances")
+
+    class Meta:
+        model = Router
+        fields = [
+            "id", "name", "revoked_at", "is_live", "applied_revision", "instances", "version", "created_at",
+            "updated_at",
+        ]  # fmt: skip
+
+    def get_is_live(self, router: Router) -> bool:
+        return bool(queries.live_instances(router))
+
+    def get_applied_revision(self, router: Router) -> int | None:
+        return min((i.applied_revision for i in queries.live_instances(router)), default=None)
+
+
+class IssuedRouterSerializer(RouterSerializer):
+    """A router with its token. A repeated create shows null there."""
+
+    token = serializers.CharField(allow_null=True, help_text="Shown this once and kept nowhere")
+
+    class Meta(RouterSerializer.Meta):
+        fields = [*RouterSerializer.Meta.fields, "token"]
+
+
+@extend_schema_view(
+    list=extend_schema(responses={200: RouterSerializer(many=True), **PROBLEMS}),
+    retrieve=extend_schema(responses={200: RouterSerializer, **PROBLEMS}),
+    create=extend_schema(
+        request=NewRouterSerializer, responses={201: IssuedRouterSerializer, **PROBLEMS}, parameters=[IDEMPOTENCY_KEY]
+    ),
+)
+class RouterViewSet(UseCaseViewSet):
+    what = "router"
+    queryset = Router.objects.none()
+    serializer_class = RouterSerializer
+
+    def get_queryset(self) -> Any:
+        return queries.routers(actor=self.actor)
+
+    def list(self, request: Any) -> Response:
+        return self.listed(self.get_queryset())
+
+    def retrieve(self, request: Any, pk: str) -> Response:
+        return self.shown(self.found(pk))
+
+    def create(self, request: Any) -> Response:
+        body = self.checked(NewRouterSerializer)
+
+        def issue() -> tuple[Router, dict[str, Any]]:
+            router, token = routers.create_router(actor=self.actor, **body)
+            return router, {"token": token}
+
+        return self.created(issue, secret_fields=("token",))
+
+    @extend_schema(request=None, responses={200: RouterSerializer, **PROBLEMS}, parameters=[IF_MATCH])
+    @action(detail=True, methods=["post"])
+    def revoke(self, request: Any, pk: str) -> Response:
+        """Refuse this router's calls from now on."""
+        routers.revoke_router(actor=self.actor, router_id=pk, expected_version=self.expected_version())
+        return self.shown(self.found(pk))
+
+    @extend_schema(request=None, responses={200: IssuedRouterSerializer, **PROBLEMS}, parameters=[IF_MATCH])
+    @action(detail=True, methods=["post"], url_path="renew-token")
+    def renew_token(self, request: Any, pk: str) -> Response:
+        """A new token; the present one ends at once."""
+        _, token = routers.renew_router_token(actor=self.actor, router_id=pk, expected_version=self.expected_version())
+        return self.shown(self.found(pk), token=token)

@@ -1,0 +1,123 @@
+"""Reads of pools, backends and routers; the live picture from Valkey."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import timedelta
+
+import msgspec
+import structlog
+from django.db.models import Prefetch, QuerySet
+
+from controlplane.common.actor import Actor, Scope
+from controlplane.common.clock import utc_now
+from controlplane.common.valkey import UNAVAILABLE, valkey
+from controlplane.fleet.models import Backend, ModelName, Pool, Router, RouterStatus
+from router_ext.core.config import POLICIES, PoolConfig
+from router_ext.wire.controlplane import ArtifactRecord, BackendRecord, Heartbeat, PoolRecord
+
+logger = structlog.get_logger(__name__)
+
+HEARTBEAT_KEY = "fairlane:heartbeat:"
+LIVE_WITHIN = timedelta(seconds=30)
+"""Three times as long as the summary row may lag behind the heartbeats."""
+
+SCHEDULING_KNOBS = tuple(
+    f.name for f in dataclasses.fields(PoolConfig) if f.name not in ("name", "policy", "tiers", "tenants", "backends")
+)
+"""What ``Pool.scheduling`` may contain: the fields of ``core.config.PoolConfig`` that are not rows of their own."""
+
+
+def policy_names() -> tuple[str, ...]:
+    """Policies a pool may choose."""
+    return POLICIES
+
+
+def pools(*, actor: Actor) -> QuerySet[Pool]:
+    """Pools with their names and backends."""
+    actor.require(Scope.READ)
+    return Pool.objects.prefetch_related(
+        "model_names", Prefetch("backends", Backend.objects.order_by("name"))
+    ).order_by("name")
+
+
+def find_pool(reference: str) -> Pool | None:
+    """A pool by id, name or alias. For use cases."""
+    if "\0" in reference:
+        return None
+    word = ModelName.objects.select_related("pool").filter(word=reference).first()
+    return word.pool if word is not None else Pool.objects.filter(pk=reference).first()
+
+
+def aliases(pool: Pool) -> list[str]:
+    return sorted(n.word for n in pool.model_names.all() if n.is_alias)
+
+
+def backends(*, actor: Actor) -> QuerySet[Backend]:
+    actor.require(Scope.READ)
+    return Backend.objects.select_related("pool").order_by("pool__name", "name")
+
+
+def routers(*, actor: Actor) -> QuerySet[Router]:
+    """Routers with the last seen state of their instances."""
+    actor.require(Scope.READ)
+    return Router.objects.prefetch_related(Prefetch("instances", RouterStatus.objects.order_by("instance"))).order_by(
+        "name"
+    )
+
+
+def live_instances(router: Router) -> list[RouterStatus]:
+    """Instances of a router that was not revoked, heard of within ``LIVE_WITHIN``."""
+    oldest = utc_now() - LIVE_WITHIN
+    return [] if router.revoked_at else [i for i in router.instances.all() if i.seen_at >= oldest]
+
+
+def live_heartbeats() -> dict[str, Heartbeat]:
+    """Heartbeat by instance, of the instances that sent one within the last 15 seconds; empty without Valkey."""
+    instances = list(RouterStatus.objects.order_by("instance").values_list("instance", flat=True))
+    if not instances:
+        return {}
+    try:
+        bodies = valkey().mget([HEARTBEAT_KEY + i for i in instances])
+    except UNAVAILABLE:
+        logger.warning("heartbeat.valkey_unavailable")
+        return {}
+    return {
+        instance: msgspec.json.decode(body, type=Heartbeat)
+        for instance, body in zip(instances, bodies, strict=True)  # type: ignore[arg-type] # redis' stubs mix sync and async
+        if body is not None
+    }
+
+
+def pool_records() -> list[PoolRecord]:
+    """The pools of a snapshot with their backends."""
+    rows = Pool.objects.prefetch_related("model_names", Prefetch("backends", Backend.objects.order_by("id")))
+    return [
+        PoolRecord(
+            pool=p.id,
+            name=p.name,
+            aliases=aliases(p),
+            scheduling={**p.scheduling, "policy": p.policy},
+            backends=[_backend_record(b) for b in p.backends.all()],
+            tokenizer_path=p.tokenizer_path or None,
+            predictor=ArtifactRecord(artifact=p.predictor_artifact, digest=p.predictor_digest, kind=p.predictor_kind)
+            if p.predictor_artifact
+            else None,
+        )
+        for p in rows.order_by("id")
+    ]
+
+
+def _backend_record(b: Backend) -> BackendRecord:
+    return BackendRecord(
+        backend=b.id,
+        name=b.name,
+        url=b.url,
+        kv_tokens=b.kv_tokens,
+        block_size=b.block_size,
+        prefill_budget_tokens=b.prefill_budget_tokens,
+        is_chunked=b.is_chunked,
+        speculate=b.speculate,
+        is_cordoned=b.is_cordoned,
+        api_key_name=b.api_key_name or None,
+    )

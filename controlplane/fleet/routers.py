@@ -1,0 +1,154 @@
+"""Use cases of routers: credentials, and the heartbeats that come in under them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import structlog
+from django.db import transaction
+
+from controlplane.audit.actions import record
+from controlplane.common import secrets
+from controlplane.common.actor import Actor
+from controlplane.common.clock import from_us, utc_now
+from controlplane.common.errors import Conflict
+from controlplane.common.use_case import use_case
+from controlplane.common.validation import Checks, lock_version
+from controlplane.common.valkey import UNAVAILABLE, valkey
+from controlplane.fleet.models import AppliedRevision, Router, RouterStatus
+from controlplane.fleet.queries import HEARTBEAT_KEY
+from router_ext.wire.controlplane import Heartbeat
+
+logger = structlog.get_logger(__name__)
+
+HEARTBEAT_TTL_S = 15
+_STATUS_EVERY = timedelta(seconds=10)
+_KEPT_APPLICATIONS = 200
+
+
+def router_fields(router: Router) -> dict[str, Any]:
+    return {"name": router.name, "revoked_at": router.revoked_at}
+
+
+@use_case()
+def create_router(*, actor: Actor, name: str) -> tuple[Router, str]:
+    """A router's credential and its token, which is shown once."""
+    checks = Checks()
+    name = checks.text("name", name, 100)
+    checks.done()
+    if Router.objects.filter(name=name).exists():
+        raise Conflict(f"a router {name!r} exists")
+    token, _ = secrets.generate_token("flr")
+    router = Router.objects.create(name=name, token_digest=secrets.digest(token))
+    record(actor=actor, action="router.created", object_type="router", object_id=router.id, after=router_fields(router))
+    return router, token
+
+
+@use_case()
+def renew_router_token(*, actor: Actor, router_id: str, expected_version: int | None = None) -> tuple[Router, str]:
+    """A new token in place of the present one, which ends at once; also reopens a revoked router."""
+    router = lock_version(Router.objects.all(), "router", router_id, expected_version)
+    before = router_fields(router)
+    token, _ = secrets.generate_token("flr")
+    router.token_digest = secrets.digest(token)
+    router.revoked_at = None
+    router.version += 1
+    router.save()
+    record(
+        actor=actor,
+        action="router.token_renewed",
+        object_type="router",
+        object_id=router.id,
+        before=before,
+        after=router_fields(router),
+    )
+    return router, token
+
+
+@use_case()
+def revoke_router(*, actor: Actor, router_id: str, expected_version: int | None = None) -> Router:
+    """Refuse this router's calls from now on; revoking again changes nothing."""
+    router = lock_version(Router.objects.all(), "router", router_id, expected_version)
+    if router.revoked_at is None:
+        before = router_fields(router)
+        router.revoked_at = utc_now()
+        router.version += 1
+        router.save()
+        record(
+            actor=actor,
+            action="router.revoked",
+            object_type="router",
+            object_id=router.id,
+            before=before,
+            after=router_fields(router),
+        )
+    return router
+
+
+def authenticate_router(header: str) -> Router | None:
+    """The router of an ``Authorization`` header, None for anything but a live router token."""
+    scheme, _, token = header.partition(" ")
+    token = token.strip()
+    if scheme.lower() != "bearer" or not secrets.is_token(token, "flr"):
+        return None
+    return Router.objects.filter(token_digest=secrets.digest(token), revoked_at__isnull=True).first()
+
+
+def take_heartbeat(*, router: Router, heartbeat: Heartbeat) -> None:
+    """Keep the live picture in Valkey, and a summary row that is written on change or every ten seconds."""
+    try:
+        valkey().set(HEARTBEAT_KEY + heartbeat.router, msgspec.json.encode(heartbeat), ex=HEARTBEAT_TTL_S)
+    except UNAVAILABLE:
+        logger.warning("heartbeat.valkey_unavailable")
+    last = RouterStatus.objects.filter(pk=heartbeat.router).first()
+    instant = utc_now()
+    is_changed = (
+        last is None
+        or last.router_id != router.id
+        or last.applied_revision != heartbeat.applied_revision
+        or last.refused_revision != heartbeat.refused_revision
+        or last.is_draining != heartbeat.is_draining
+    )
+    if not is_changed and last is not None and instant - last.seen_at < _STATUS_EVERY:
+        return
+    with transaction.atomic():
+        status, _ = RouterStatus.objects.update_or_create(
+            instance=heartbeat.router,
+            defaults={
+                "router": router,
+                "program_version": heartbeat.version,
+                "address": heartbeat.address,
+                "applied_revision": heartbeat.applied_revision,
+                "applied_at": from_us(heartbeat.applied_at_us),
+                "refused_revision": heartbeat.refused_revision,
+                "refused_reason": heartbeat.refused_reason or "",
+                "spool_events": heartbeat.spool_events,
+                "spool_bytes": heartbeat.spool_bytes,
+                "is_draining": heartbeat.is_draining,
+                "seen_at": instant,
+            },
+        )
+        if not is_changed:
+            return
+        outcomes = [AppliedRevision(instance=status, revision=heartbeat.applied_revision, at=status.applied_at)]
+        if heartbeat.refused_revision is not None:
+            outcomes.append(
+                AppliedRevision(
+                    instance=status,
+                    revision=heartbeat.refused_revision,
+                    at=instant,
+                    refused_reason=heartbeat.refused_reason or "refused",
+                )
+            )
+        AppliedRevision.objects.bulk_create(outcomes, ignore_conflicts=True)
+        oldest = AppliedRevision.objects.filter(instance=status).order_by("-revision")[_KEPT_APPLICATIONS:]
+        AppliedRevision.objects.filter(pk__in=list(oldest.values_list("pk", flat=True))).delete()
+    if heartbeat.refused_revision is not None:
+        logger.warning(
+            "revision.refused",
+            router=heartbeat.router,
+            revision=heartbeat.refused_revision,
+            reason=heartbeat.refused_reason,
+        )

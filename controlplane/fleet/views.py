@@ -1,0 +1,27 @@
+"""What routers report."""
+
+from __future__ import annotations
+
+import msgspec
+from django.http import HttpRequest, HttpResponse
+
+from controlplane.common.problems import problem_response
+from controlplane.fleet.machine import router_endpoint
+from controlplane.fleet.models import Router
+from controlplane.fleet.routers import take_heartbeat
+from router_ext.wire.controlplane import Heartbeat
+
+_decoder = msgspec.json.Decoder(Heartbeat)
+
+
+@router_endpoint("POST")
+def heartbeat(request: HttpRequest, router: Router) -> HttpResponse:
+    """POST /router/v1/heartbeat -> 204"""
+    try:
+        beat = _decoder.decode(request.body)
+    except msgspec.MsgspecError as error:
+        return problem_response(400, "malformed", str(error))
+    if not beat.router.isprintable() or not 1 <= len(beat.router) <= 100:
+        return problem_response(422, "invalid", "router: 1 to 100 printable characters")
+    take_heartbeat(router=router, heartbeat=beat)
+    return HttpResponse(status=204)

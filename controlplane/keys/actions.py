@@ -1,0 +1,207 @@
+"""Use cases of tenant keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, TypedDict
+
+from django.conf import settings
+from django.db.models import Q
+from typing_extensions import Unpack
+
+from controlplane.audit.actions import record
+from controlplane.common import secrets
+from controlplane.common.actor import Actor
+from controlplane.common.clock import utc_now
+from controlplane.common.errors import Conflict, Invalid
+from controlplane.common.use_case import mark_config_changed, use_case
+from controlplane.common.validation import Checks, lock_version
+from controlplane.fleet.models import Pool
+from controlplane.fleet.queries import find_pool
+from controlplane.keys.models import ApiKey
+from controlplane.keys.queries import tier_names
+from controlplane.tenants import queries as tenant_queries
+from controlplane.tenants.models import Tenant
+from controlplane.tiers.models import Tier
+from controlplane.tiers.queries import find_tiers
+from router_ext.wire.controlplane import generate_key
+
+LAST_USED_STEP = timedelta(minutes=1)
+
+
+class KeyChanges(TypedDict, total=False):
+    name: str
+    default_pool: str
+    tiers: Sequence[str]
+    default_tier: str | None
+    may_choose_tier: bool
+    expires_at: datetime | None
+
+
+def key_fields(key: ApiKey) -> dict[str, Any]:
+    return {
+        "tenant": key.tenant_id,
+        "name": key.name,
+        "public_id": key.public_id,
+        "default_pool": key.default_pool.name,
+        "tiers": tier_names(key),
+        "default_tier": key.default_tier.name if key.default_tier is not None else None,
+        "may_choose_tier": key.may_choose_tier,
+        "expires_at": key.expires_at,
+        "revoked_at": key.revoked_at,
+    }
+
+
+def _resolve_pool(checks: Checks, reference: str | None) -> Pool | None:
+    if reference is None:
+        pools = list(Pool.objects.order_by("id")[:2])
+        if len(pools) != 1:
+            checks.add("default_pool", "name the pool for requests that name no model")
+            return None
+        return pools[0]
+    pool = find_pool(reference)
+    if pool is None:
+        checks.add("default_pool", f"no pool {reference!r}")
+    return pool
+
+
+def _resolve_tiers(
+    checks: Checks, tenant: Tenant, names: Sequence[str], default: str | None
+) -> tuple[list[Tier], Tier | None]:
+    allowed = tenant_queries.tier_names(tenant)
+    outside = [n for n in names if n not in allowed]
+    if outside:
+        checks.add("tiers", f"not among the tenant's: {', '.join(outside)}")
+    if default is not None and default not in (names or allowed):
+        checks.add("default_tier", f"{default!r} is not among the key's tiers")
+    tiers, _ = find_tiers(names)
+    found, _ = find_tiers([default] if default is not None else [])
+    return tiers, found[0] if found else None
+
+
+@use_case()
+def issue_key(
+    *,
+    actor: Actor,
+    tenant_id: str,
+    name: str,
+    default_pool: str | None = None,
+    tiers: Sequence[str] = (),
+    default_tier: str | None = None,
+    may_choose_tier: bool = False,
+    expires_at: datetime | None = None,
+) -> tuple[ApiKey, str]:
+    """A key of the tenant and its text, which is shown this once and kept nowhere.
+
+    Args:
+        default_pool: id, name or alias; may be left out where there is one pool only.
+        tiers: narrows the tenant's tiers; empty means all of them.
+        may_choose_tier: the header ``x-fairlane-tier`` is honoured.
+    """
+    tenant = Tenant.objects.filter(pk=tenant_id).first() if "\0" not in tenant_id else None
+    if tenant is None:
+        raise Invalid({"tenant": f"no tenant {tenant_id!r}"})
+    checks = Checks()
+    name = checks.text("name", name, 200)
+    pool = _resolve_pool(checks, default_pool)
+    rows, chosen = _resolve_tiers(checks, tenant, tiers, default_tier)
+    if expires_at is not None and expires_at <= utc_now():
+        checks.add("expires_at", "lies in the past")
+    checks.done()
+    assert pool is not None
+    text, public_id = generate_key()
+    key = ApiKey(
+        tenant=tenant,
+        name=name,
+        public_id=public_id,
+        digest=secrets.digest(text),
+        pepper_version=settings.KEY_PEPPER_VERSION,
+        default_pool=pool,
+        default_tier=chosen,
+        may_choose_tier=may_choose_tier,
+        expires_at=expires_at,
+    )
+    key.save(force_insert=True)
+    key.tiers.set(rows)
+    record(
+        actor=actor,
+        action="key.issued",
+        object_type="key",
+        object_id=key.id,
+        tenant=tenant.id,
+        after=key_fields(key),
+    )
+    mark_config_changed(f"key {public_id} of {tenant.slug} issued")
+    return key, text
+
+
+@use_case()
+def update_key(
+    *, actor: Actor, key_id: str, expected_version: int | None = None, **changes: Unpack[KeyChanges]
+) -> ApiKey:
+    """Change some fields of a live key; its text stays the same."""
+    rows = ApiKey.objects.select_related("tenant", "default_pool", "default_tier")
+    key = lock_version(rows, "key", key_id, expected_version)
+    if key.revoked_at is not None:
+        raise Conflict(f"key {key.public_id} is revoked")
+    before = key_fields(key)
+    checks = Checks()
+    key.name = checks.text("name", changes.get("name", key.name), 200)
+    pool = _resolve_pool(checks, changes.get("default_pool", key.default_pool.name))
+    tiers, chosen = _resolve_tiers(
+        checks, key.tenant, changes.get("tiers", before["tiers"]), changes.get("default_tier", before["default_tier"])
+    )
+    key.may_choose_tier = changes.get("may_choose_tier", key.may_choose_tier)
+    key.expires_at = changes.get("expires_at", key.expires_at)
+    checks.done()
+    assert pool is not None
+    key.default_pool, key.default_tier = pool, chosen
+    key.tiers.set(tiers)
+    after = key_fields(key)
+    if after != before:
+        key.version += 1
+        key.save()
+        record(
+            actor=actor,
+            action="key.updated",
+            object_type="key",
+            object_id=key.id,
+            tenant=key.tenant_id,
+            before=before,
+            after=after,
+        )
+        mark_config_changed(f"key {key.public_id} updated")
+    return key
+
+
+@use_case()
+def revoke_key(*, actor: Actor, key_id: str, expected_version: int | None = None) -> ApiKey:
+    """Revoke for good; routers refuse it within two seconds. Revoking again changes nothing."""
+    rows = ApiKey.objects.select_related("tenant", "default_pool", "default_tier")
+    key = lock_version(rows, "key", key_id, expected_version)
+    if key.revoked_at is None:
+        before = key_fields(key)
+        key.revoked_at = utc_now()
+        key.version += 1
+        key.save()
+        record(
+            actor=actor,
+            action="key.revoked",
+            object_type="key",
+            object_id=key.id,
+            tenant=key.tenant_id,
+            before=before,
+            after=key_fields(key),
+        )
+        mark_config_changed(f"key {key.public_id} revoked")
+    return key
+
+
+def note_used(last_used: Mapping[str, datetime]) -> None:
+    """Note when keys were last used, at most once a minute each; ordered, so that batches cannot deadlock."""
+    step = Q(last_used_at__isnull=True)
+    for key_id, instant in sorted(last_used.items()):
+        ApiKey.objects.filter(Q(pk=key_id), step | Q(last_used_at__lt=instant - LAST_USED_STEP)).update(
+            last_used_at=instant
+        )

@@ -1,0 +1,93 @@
+"""REST of tenants."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_view
+from rest_framework import serializers
+from rest_framework.response import Response
+
+from controlplane.common.rest import IDEMPOTENCY_KEY, IF_MATCH, PROBLEMS, StrictSerializer, UseCaseViewSet
+from controlplane.tenants import actions, queries
+from controlplane.tenants.models import Tenant, TenantState
+
+
+class NewTenantSerializer(StrictSerializer):
+    name = serializers.CharField(max_length=200)
+    slug = serializers.CharField(max_length=63)
+    tiers = serializers.ListField(child=serializers.CharField(max_length=40), min_length=1, max_length=100)
+    default_tier = serializers.CharField(max_length=40)
+    weight = serializers.FloatField(required=False, default=1.0, min_value=0.001, max_value=10_000)
+    max_queued = serializers.IntegerField(required=False, default=2_000, min_value=1, max_value=1_000_000)
+
+
+class TenantChangesSerializer(StrictSerializer):
+    name = serializers.CharField(max_length=200, required=False)
+    slug = serializers.CharField(max_length=63, required=False)
+    tiers = serializers.ListField(
+        child=serializers.CharField(max_length=40), min_length=1, max_length=100, required=False
+    )
+    default_tier = serializers.CharField(max_length=40, required=False)
+    weight = serializers.FloatField(required=False, min_value=0.001, max_value=10_000)
+    max_queued = serializers.IntegerField(required=False, min_value=1, max_value=1_000_000)
+    state = serializers.ChoiceField(choices=TenantState.choices, required=False)
+
+
+class TenantSerializer(serializers.ModelSerializer[Tenant]):
+    tiers = serializers.SerializerMethodField()
+    default_tier = serializers.CharField(source="default_tier.name")
+
+    class Meta:
+        model = Tenant
+        fields = [
+            "id", "slug", "name", "weight", "state", "tiers", "default_tier", "max_queued",
+            "version", "created_at", "updated_at",
+        ]  # fmt: skip
+
+    def get_tiers(self, tenant: Tenant) -> list[str]:
+        return queries.tier_names(tenant)
+
+
+_EXAMPLE = OpenApiExample(
+    "A chatbot",
+    {"name": "Chatbot", "slug": "chatbot", "tiers": ["interactive"], "default_tier": "interactive", "weight": 2},
+    request_only=True,
+)
+
+
+@extend_schema_view(
+    list=extend_schema(responses={200: TenantSerializer(many=True), **PROBLEMS}),
+    retrieve=extend_schema(responses={200: TenantSerializer, **PROBLEMS}),
+    create=extend_schema(
+        request=NewTenantSerializer,
+        responses={201: TenantSerializer, **PROBLEMS},
+        parameters=[IDEMPOTENCY_KEY],
+        examples=[_EXAMPLE],
+    ),
+    partial_update=extend_schema(
+        request=TenantChangesSerializer, responses={200: TenantSerializer, **PROBLEMS}, parameters=[IF_MATCH]
+    ),
+)
+class TenantViewSet(UseCaseViewSet):
+    what = "tenant"
+    queryset = Tenant.objects.none()
+    serializer_class = TenantSerializer
+
+    def get_queryset(self) -> Any:
+        return queries.tenants(actor=self.actor)
+
+    def list(self, request: Any) -> Response:
+        return self.listed(self.get_queryset())
+
+    def retrieve(self, request: Any, pk: str) -> Response:
+        return self.shown(self.found(pk))
+
+    def create(self, request: Any) -> Response:
+        body = self.checked(NewTenantSerializer)
+        return self.created(lambda: (actions.create_tenant(actor=self.actor, **body), {}))
+
+    def partial_update(self, request: Any, pk: str) -> Response:
+        changes: Any = self.checked(TenantChangesSerializer, is_partial=True)
+        actions.update_tenant(actor=self.actor, tenant_id=pk, expected_version=self.expected_version(), **changes)
+        return self.shown(self.found(pk))

@@ -1,0 +1,139 @@
+"""REST of the usage report and the quarantine."""
+
+from __future__ import annotations
+
+from datetime import date, timedelta
+from typing import Any
+
+from django.http import StreamingHttpResponse
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, extend_schema
+from rest_framework import serializers
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from controlplane.common.actor import Actor
+from controlplane.common.clock import utc_now
+from controlplane.common.errors import Invalid
+from controlplane.common.rest import PROBLEMS, UseCaseViewSet
+from controlplane.tenants.queries import tenant_names
+from controlplane.usage import queries
+from controlplane.usage.models import QuarantinedEvent
+from controlplane.usage.report_csv import report_csv
+
+DEFAULT_SPAN = timedelta(days=30)
+
+
+class ReportRowSerializer(serializers.Serializer[Any]):
+    day = serializers.DateField()
+    tenant = serializers.CharField()
+    tenant_name = serializers.CharField(allow_blank=True)
+    requests = serializers.IntegerField()
+    prompt_tokens = serializers.IntegerField()
+    output_tokens = serializers.IntegerField()
+    ttft_p50_ms = serializers.FloatField(allow_null=True)
+    ttft_p95_ms = serializers.FloatField(allow_null=True)
+
+
+class ReportSerializer(serializers.Serializer[Any]):
+    from_day = serializers.DateField()
+    to_day = serializers.DateField()
+    requests = serializers.IntegerField()
+    prompt_tokens = serializers.IntegerField()
+    output_tokens = serializers.IntegerField()
+    rows = ReportRowSerializer(many=True)
+
+
+class UsageReportView(APIView):
+    """Usage by tenant and UTC day (of arrival)."""
+
+    @extend_schema(
+        operation_id="usage_report",
+        parameters=[
+            OpenApiParameter("from", OpenApiTypes.DATE, description="First day; default 30 days before `to`"),
+            OpenApiParameter("to", OpenApiTypes.DATE, description="Last day, included; default today (UTC)"),
+            OpenApiParameter("tenant", str, description="Id of one tenant"),
+            OpenApiParameter("format", str, enum=["json", "csv"], description="Or `Accept: text/csv`"),
+        ],
+        responses={
+            (200, "application/json"): ReportSerializer,
+            (200, "text/csv"): OpenApiTypes.STR,
+            **PROBLEMS,
+        },
+    )
+    def get(self, request: Any) -> Any:
+        actor: Actor = request.actor
+        to_day = _day(request, "to", utc_now().date())
+        from_day = _day(request, "from", to_day - DEFAULT_SPAN)
+        report = queries.usage_report(
+            actor=actor, from_day=from_day, to_day=to_day, tenant=request.query_params.get("tenant", "")
+        )
+        names = tenant_names()
+        if _wants_csv(request):
+            response = StreamingHttpResponse(report_csv(report, names), content_type="text/csv; charset=utf-8")
+            response["Content-Disposition"] = f'attachment; filename="usage_{from_day}_{to_day}.csv"'
+            return response
+        return Response(
+            {
+                "from_day": report.from_day,
+                "to_day": report.to_day,
+                "requests": report.requests,
+                "prompt_tokens": report.prompt_tokens,
+                "output_tokens": report.output_tokens,
+                "rows": [
+                    {
+                        "day": r.day,
+                        "tenant": r.tenant,
+                        "tenant_name": names.get(r.tenant, ""),
+                        "requests": r.requests,
+                        "prompt_tokens": r.prompt_tokens,
+                        "output_tokens": r.output_tokens,
+                        "ttft_p50_ms": r.ttft_p50_ms,
+                        "ttft_p95_ms": r.ttft_p95_ms,
+                    }
+                    for r in report.rows
+                ],
+            }
+        )
+
+
+def _day(request: Any, name: str, default: date) -> date:
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise Invalid({name: f"a day such as 2026-01-31, not {text[:40]!r}"}) from None
+
+
+def _wants_csv(request: Any) -> bool:
+    wanted = request.query_params.get("format")
+    if wanted not in (None, "json", "csv"):
+        raise Invalid({"format": f"json or csv, not {wanted[:40]!r}"})
+    return bool(wanted == "csv" or (wanted is None and request.headers.get("accept", "").startswith("text/csv")))
+
+
+class QuarantinedEventSerializer(serializers.ModelSerializer[QuarantinedEvent]):
+    body = serializers.SerializerMethodField()
+
+    class Meta:
+        model = QuarantinedEvent
+        fields = ["digest", "router", "event", "tenant", "reason", "received_at", "body"]
+
+    def get_body(self, event: QuarantinedEvent) -> str:
+        return bytes(event.body).decode(errors="replace")
+
+
+class QuarantineViewSet(UseCaseViewSet):
+    what = "quarantined event"
+    queryset = QuarantinedEvent.objects.none()
+    serializer_class = QuarantinedEventSerializer
+
+    def get_queryset(self) -> Any:
+        return queries.quarantined(actor=self.actor)
+
+    @extend_schema(responses={200: QuarantinedEventSerializer(many=True), **PROBLEMS})
+    def list(self, request: Any) -> Response:
+        """Events that could not be booked, by digest."""
+        return self.listed(self.get_queryset())

@@ -1,0 +1,238 @@
+"""Books batches of usage events: at least once on the wire, exactly once in the table.
+
+COPY into a temporary table, then INSERT .. ON CONFLICT DO NOTHING in the order of the key. What cannot be booked is
+quarantined with its bytes, never dropped and never in the way of the rest of its batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+import psycopg
+import structlog
+from django.db import OperationalError, connection, transaction
+
+from controlplane.common.clock import from_us, utc_now
+from controlplane.keys.actions import note_used
+from controlplane.usage.models import QuarantinedEvent
+from controlplane.usage.partitions import ensure_days
+from router_ext.wire.controlplane import UsageAck, UsageEvent
+
+logger = structlog.get_logger(__name__)
+
+MAX_AGE = timedelta(days=400)
+MAX_AHEAD = timedelta(days=1)
+EXPLAINED_WAIT_US = 1_000_000
+"""Explanations are kept for requests that waited longer than this, were preempted or did not complete."""
+_DEADLOCK_RETRIES = 5
+_INT32 = 2**31 - 1
+_INT64 = 2**63 - 1
+
+_COLUMNS = (
+    "arrived_at", "event", "request", "router", "tenant", "key", "pool", "model", "tier", "dialect", "outcome",
+    "ended_at", "first_dispatch_at", "first_token_at", "prompt_tokens", "output_tokens", "token_source", "segments",
+    "preemptions", "recomputed_tokens", "resumed_prefill_tokens", "kv_token_seconds", "max_new_tokens",
+    "predicted_tokens", "predictor", "finish_reason", "resume_class", "backends", "error_code",
+)  # fmt: skip
+_TYPES = (
+    "timestamptz", "text", "text", "text", "text", "text", "text", "text", "text", "text", "text",
+    "timestamptz", "timestamptz", "timestamptz", "int8", "int8", "text", "int4",
+    "int4", "int8", "int8", "float8", "int8",
+    "int8", "text", "text", "text", "text[]", "text",
+)  # fmt: skip
+_LIST = ", ".join(_COLUMNS)
+
+
+class RawBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """A ``UsageBatch`` whose events are still bytes, so that one bad event does not spoil the others."""
+
+    router: str
+    events: list[msgspec.Raw]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Refused:
+    body: bytes
+    reason: str
+    event: UsageEvent | None
+
+
+_batch_decoder = msgspec.json.Decoder(RawBatch)
+_event_decoder = msgspec.json.Decoder(UsageEvent)
+
+
+def decode_batch(body: bytes) -> RawBatch:
+    """The batch of a request body.
+
+    Raises:
+        msgspec.MsgspecError: not JSON, or not a batch.
+    """
+    return _batch_decoder.decode(body)
+
+
+def ingest(batch: RawBatch) -> UsageAck:
+    """Make everything in the batch durable. One transaction; deadlocks with other batches are tried again.
+
+    Returns:
+        How many events were new, already known (those twice in one batch included) and quarantined.
+    """
+    now = utc_now()
+    good: dict[tuple[int, str], tuple[UsageEvent, tuple[Any, ...]]] = {}
+    refused: list[_Refused] = []
+    n_twice = 0
+    for raw in batch.events:
+        body = bytes(raw)
+        try:
+            event = _event_decoder.decode(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            refused.append(_Refused(body=body, reason=f"unreadable: {error}", event=None))
+            continue
+        reason = _fault(event, now)
+        if reason is not None:
+            refused.append(_Refused(body=body, reason=reason, event=event))
+        elif (event.arrived_at_us, event.event) in good:
+            n_twice += 1
+        else:
+            good[event.arrived_at_us, event.event] = (event, _row(event))
+    ordered = [good[key] for key in sorted(good)]
+    ensure_days({row[0].date() for _, row in ordered})
+    for attempt in range(_DEADLOCK_RETRIES + 1):
+        try:
+            with transaction.atomic():
+                n_new = _book(ordered) if ordered else 0
+                n_quarantined = _quarantine(refused, router=batch.router, now=now) if refused else 0
+            break
+        except OperationalError as error:
+            if not isinstance(error.__cause__, psycopg.errors.DeadlockDetected) or attempt == _DEADLOCK_RETRIES:
+                raise
+            logger.warning("usage.deadlock_retried", attempt=attempt + 1)
+    if n_quarantined:
+        # The alarm: one line per batch with new ones; the console and REST show how many there are.
+        logger.error("usage.quarantined", router=batch.router, events=n_quarantined, reason=refused[0].reason)
+    return UsageAck(accepted=n_new, known=len(ordered) - n_new + n_twice, quarantined=len(refused))
+
+
+def _fault(event: UsageEvent, now: datetime) -> str | None:
+    """Why an event cannot be booked, None if it can."""
+    try:
+        arrived = from_us(event.arrived_at_us)
+        ends = [from_us(t) for t in (event.ended_at_us, event.first_dispatch_us, event.first_token_us) if t is not None]
+    except OverflowError:
+        return f"an instant outside the calendar (arrived_at_us {event.arrived_at_us})"
+    if arrived < now - MAX_AGE:
+        return f"older than {MAX_AGE.days} days: {arrived.isoformat()}"
+    if arrived > now + MAX_AHEAD or any(t > now + MAX_AHEAD for t in ends):
+        return f"from the future: {max(arrived, *ends).isoformat()}"
+    if not event.event:
+        return "without an id"
+    for name in ("prompt_tokens", "output_tokens", "recomputed_tokens", "resumed_prefill_tokens"):
+        if not 0 <= getattr(event, name) <= _INT64:
+            return f"{name} {getattr(event, name)} is out of range"
+    for name in ("segments", "preemptions"):
+        if not 0 <= getattr(event, name) <= _INT32:
+            return f"{name} {getattr(event, name)} is out of range"
+    for name in ("max_new_tokens", "predicted_tokens"):
+        if not -_INT64 <= (getattr(event, name) or 0) <= _INT64:
+            return f"{name} {getattr(event, name)} is out of range"
+    texts = (getattr(event, n) for n, t in zip(_COLUMNS, _TYPES, strict=True) if t == "text")
+    if any(text is not None and "\0" in text for text in (*texts, *event.backends, *event.explanation)):
+        return "a text contains NUL"
+    return None
+
+
+def _row(event: UsageEvent) -> tuple[Any, ...]:
+    def instant(microseconds: int | None) -> datetime | None:
+        return None if microseconds is None else from_us(microseconds)
+
+    return (
+        from_us(event.arrived_at_us), event.event, event.request, event.router, event.tenant, event.key, event.pool,
+        event.model, event.tier, event.dialect, event.outcome, instant(event.ended_at_us),
+        instant(event.first_dispatch_us), instant(event.first_token_us), event.prompt_tokens, event.output_tokens,
+        event.token_source, event.segments, event.preemptions, event.recomputed_tokens, event.resumed_prefill_tokens,
+        event.kv_token_seconds, event.max_new_tokens, event.predicted_tokens, event.predictor, event.finish_reason,
+        event.resume_class, event.backends, event.error_code,
+    )  # fmt: skip
+
+
+def _book(ordered: Sequence[tuple[UsageEvent, tuple[Any, ...]]]) -> int:
+    """Insert rows in key order; returns how many were new. Marks the hours that changed."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "CREATE TEMPORARY TABLE IF NOT EXISTS usage_incoming (LIKE usage_event INCLUDING DEFAULTS) "
+            "ON COMMIT DELETE ROWS"
+        )
+        cursor.execute("TRUNCATE usage_incoming")
+        with cursor.copy(f"COPY usage_incoming ({_LIST}) FROM STDIN (FORMAT BINARY)") as copy:
+            copy.set_types(_TYPES)
+            for _, row in ordered:
+                copy.write_row(row)
+        cursor.execute(
+            f"""
+            WITH booked AS (
+                INSERT INTO usage_event ({_LIST}) SELECT {_LIST} FROM usage_incoming ORDER BY arrived_at, event
+                ON CONFLICT DO NOTHING RETURNING arrived_at, event
+            ), marked AS (
+                INSERT INTO usage_touched_hour (hour)
+                SELECT DISTINCT date_trunc('hour', arrived_at, 'UTC') FROM booked
+            )
+            SELECT arrived_at, event FROM booked
+            """
+        )
+        booked = set(cursor.fetchall())
+    events = [e for e, row in ordered if (row[0], row[1]) in booked]
+    _explain(events)
+    last_used: dict[str, datetime] = {}
+    for event in events:
+        if event.key:
+            last_used[event.key] = max(from_us(event.arrived_at_us), last_used.get(event.key, from_us(0)))
+    note_used(last_used)
+    return len(booked)
+
+
+def _explain(events: Sequence[UsageEvent]) -> None:
+    rows = [
+        (from_us(e.arrived_at_us), e.event, e.tenant, msgspec.json.encode(e.explanation).decode())
+        for e in events
+        if e.explanation
+        and (
+            e.outcome != "completed"
+            or e.preemptions
+            or (e.first_dispatch_us or e.ended_at_us) - e.arrived_at_us > EXPLAINED_WAIT_US
+        )
+    ]
+    if rows:
+        with connection.cursor() as cursor:
+            cursor.executemany(
+                "INSERT INTO usage_explanation (arrived_at, event, tenant, lines) VALUES (%s, %s, %s, %s::jsonb) "
+                "ON CONFLICT DO NOTHING",
+                rows,
+            )
+
+
+def _quarantine(refused: Sequence[_Refused], *, router: str, now: datetime) -> int:
+    """Keep the bytes; the same bytes sent again are one row. Returns how many were new."""
+    rows = {
+        hashlib.sha256(r.body).hexdigest(): QuarantinedEvent(
+            digest=hashlib.sha256(r.body).hexdigest(),
+            router=_clean(router),
+            event=_clean(r.event.event if r.event else ""),
+            tenant=_clean(r.event.tenant if r.event else ""),
+            arrived_at_us=r.event.arrived_at_us if r.event and abs(r.event.arrived_at_us) < 10**39 else None,
+            reason=_clean(r.reason),
+            body=r.body,
+            received_at=now,
+        )
+        for r in refused
+    }
+    known = set(QuarantinedEvent.objects.filter(pk__in=rows).values_list("pk", flat=True))
+    QuarantinedEvent.objects.bulk_create([rows[d] for d in sorted(rows)], ignore_conflicts=True)
+    return len(rows) - len(known)
+
+
+def _clean(text: str) -> str:
+    return text.replace("\0", "\\0")[:500]

@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+from celery import shared_task
+
+from controlplane.usage.partitions import ensure_ahead
+from controlplane.usage.rollup import roll_up_finished
+
+
+@shared_task
+def roll_up() -> None:
+    roll_up_finished()
+
+
+@shared_task
+def make_partitions() -> None:
+    ensure_ahead()
