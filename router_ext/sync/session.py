@@ -14,8 +14,11 @@ from router_ext.errors import FairlaneError
 class ControlPlaneUnavailable(FairlaneError):
     """No usable answer: connection, timeout, 5xx, 429, 401. Worth another try later.
 
-    ``retry_after_s`` is what the answer asked for, None if nothing.
+    ``retry_after_s`` is what the answer asked for, None if nothing. ``is_server_fault``: it was a 500, which may be
+    the fault of what was sent.
     """
+
+    is_server_fault = False
 
 
 class ControlPlaneRefused(FairlaneError):
@@ -84,7 +87,9 @@ class ControlPlaneSession:
             return Answer(status, {name.lower(): value for name, value in answered.items()}, content)
         message = f"{method} {path}: status {status}"
         if status >= 500 or status in _LATER or status < 400:
-            raise ControlPlaneUnavailable(message, retry_after_s=_seconds(answered.get("Retry-After")))
+            failure = ControlPlaneUnavailable(message, retry_after_s=_seconds(answered.get("Retry-After")))
+            failure.is_server_fault = status == 500
+            raise failure
         raise ControlPlaneRefused(f"{message}: {content[:200].decode(errors='replace')}")
 
     async def close(self) -> None:

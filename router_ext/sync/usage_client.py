@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 
 import msgspec
 import structlog
@@ -19,6 +18,8 @@ BATCH_EVENTS = 256
 LINGER_S = 0.1
 """Wait after the first event, so that a busy router sends few batches and an idle one is prompt."""
 TIMEOUT_S = 15.0
+MAX_SERVER_FAULTS = 8
+"""Answers of 500 to the same bytes after which the bytes are suspected (some 30 s with the backoff's delays)."""
 _MAX_ANSWER_BYTES = 1 << 16
 
 
@@ -26,9 +27,10 @@ class UsageClient:
     """Delivers what the ledger holds, oldest first, one batch at a time.
 
     A batch that was answered with anything but a complete ``UsageAck`` is sent again with the same bytes; the control
-    plane knows events by id. A batch that is refused (4xx) is halved to find the event at fault, which is set aside in
-    the spool's ``damaged/`` folder if it is refused again after others of its batch were taken; as long as nothing is
-    taken, nothing is set aside (a control plane that refuses everything is at fault itself).
+    plane knows events by id. A batch that is refused (4xx, or 500 again and again) is halved to find the event at
+    fault, which is set aside in the spool's ``damaged/`` folder if it is refused again after others of its batch were
+    taken; as long as nothing is taken, nothing is set aside (a control plane that refuses everything is at fault
+    itself).
 
     Attributes:
         n_sent: events acknowledged as new; n_known: as known before; n_set_aside: kept for the operator.
@@ -36,7 +38,7 @@ class UsageClient:
     """
 
     def __init__(
-        self, session: ControlPlaneSession, ledger: Ledger, *, router: str, rng: random.Random | None = None
+        self, session: ControlPlaneSession, ledger: Ledger, *, router: str, backoff: Backoff | None = None
     ) -> None:
         self.n_sent = 0
         self.n_known = 0
@@ -47,7 +49,7 @@ class UsageClient:
         self._session = session
         self._ledger = ledger
         self._head = b'{"router":' + msgspec.json.encode(router) + b',"events":['
-        self._backoff = Backoff(first_s=0.2, limit_s=10.0, rng=rng)
+        self._backoff = backoff or Backoff(first_s=0.2, limit_s=10.0)
         self._decoder = msgspec.json.Decoder(UsageAck)
 
     async def run(self) -> None:
@@ -87,6 +89,7 @@ class UsageClient:
     async def _post(self, payloads: list[bytes], refused: list[bytes]) -> int:
         """Number of events taken of ``payloads``; the others are added to ``refused``."""
         body = self._head + b",".join(payloads) + b"]}"
+        n_server_faults = 0
         while True:
             try:
                 answer = await self._session.request(
@@ -99,13 +102,12 @@ class UsageClient:
                     raise ControlPlaneUnavailable(f"sent {len(payloads)} events, acknowledged are {ack}")
             except ControlPlaneRefused as error:
                 self._failed(error.message)
-                if len(payloads) == 1:
-                    refused.append(payloads[0])
-                    return 0
-                half = len(payloads) // 2
-                return await self._post(payloads[:half], refused) + await self._post(payloads[half:], refused)
+                return await self._halve(payloads, refused)
             except ControlPlaneUnavailable as error:
                 self._failed(error.message)
+                n_server_faults += error.is_server_fault
+                if n_server_faults >= MAX_SERVER_FAULTS:
+                    return await self._halve(payloads, refused)
                 await asyncio.sleep(self._backoff.next_s(error.retry_after_s))
             except msgspec.MsgspecError as error:
                 self._failed(f"POST {USAGE_PATH}: not an acknowledgement: {error}")
@@ -120,6 +122,13 @@ class UsageClient:
         self.last_error = None
         self._backoff.reset()
         return len(payloads)
+
+    async def _halve(self, payloads: list[bytes], refused: list[bytes]) -> int:
+        if len(payloads) == 1:
+            refused.append(payloads[0])
+            return 0
+        half = len(payloads) // 2
+        return await self._post(payloads[:half], refused) + await self._post(payloads[half:], refused)
 
     def _failed(self, reason: str) -> None:
         if self.last_error is None:

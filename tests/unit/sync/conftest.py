@@ -46,6 +46,7 @@ class ControlPlane:
         self.bodies: list[bytes] = []
         self.faults: list[str | int] = []
         self.poison: set[str] = set()
+        self.poison_status = 422
         self.refuses_everything = False
         self.retry_after: str | None = None
         self.snapshot: bytes | None = None
@@ -98,7 +99,7 @@ class ControlPlane:
             return web.Response()
         batch = msgspec.json.decode(body, type=UsageBatch)
         if self.refuses_everything or any(event.event in self.poison for event in batch.events):
-            return web.Response(status=422, text="an event of this batch is malformed")
+            return web.Response(status=self.poison_status, text="an event of this batch is malformed")
         known = sum((event.arrived_at_us, event.event) in self.rows for event in batch.events)
         for event in batch.events:
             self.rows.setdefault((event.arrived_at_us, event.event), event)

@@ -18,7 +18,8 @@ Book = Callable[[int, int], UsageEvent]
 
 @pytest.fixture
 def client(session: ControlPlaneSession, ledger: Ledger) -> UsageClient:
-    return UsageClient(session, ledger, router="rtr_test", rng=random.Random(1))
+    backoff = Backoff(first_s=0.02, limit_s=0.04, rng=random.Random(1))
+    return UsageClient(session, ledger, router="rtr_test", backoff=backoff)
 
 
 @asynccontextmanager
@@ -95,11 +96,13 @@ async def test_a_random_course_of_faults_and_stops_keeps_the_books_exact(
         await delivered(control_plane, ledger, events)
 
 
-async def test_one_malformed_event_is_set_aside_and_the_others_arrive(
-    control_plane: Any, ledger: Ledger, book: Book, client: UsageClient, tmp_path: Any
+@pytest.mark.parametrize("status", [400, 422, 500])
+async def test_one_event_the_control_plane_fails_on_is_set_aside_and_the_others_arrive(
+    control_plane: Any, ledger: Ledger, book: Book, client: UsageClient, tmp_path: Any, status: int
 ) -> None:
     events = [book(number, 5) for number in range(1, 12)]
     control_plane.poison = {"evt_00000007"}
+    control_plane.poison_status = status
     assert await client.send_one()
     await delivered(control_plane, ledger, [event for event in events if event.event != "evt_00000007"])
     assert client.n_set_aside == 1
