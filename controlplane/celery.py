@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 
 from celery import Celery
-from kombu import Queue
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
 
@@ -20,7 +19,7 @@ _environment = read_environment()
 app = Celery("fairlane", broker=_environment.redis_url)
 app.conf.update(
     task_default_queue="default",
-    task_queues=[Queue("default"), Queue("training")],
+    task_queues={"default": {}, "training": {}},
     task_routes={"controlplane.training.tasks.run_job": {"queue": "training"}},
     task_acks_late=True,
     task_reject_on_worker_lost=True,

@@ -127,7 +127,7 @@ def read_environment() -> Environment:
         ImproperlyConfigured: naming every variable that is missing or wrong, never a secret's value.
     """
     try:
-        return Environment()
+        return Environment()  # type: ignore[call-arg] # the fields come from the environment
     except ValidationError as error:
         lines = []
         for item in error.errors(include_input=False, include_url=False):

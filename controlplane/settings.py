@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import structlog
+from structlog.typing import Processor
 
 from controlplane.environment import read_environment
 
@@ -21,7 +22,6 @@ KEY_PEPPER_VERSION = ENVIRONMENT.key_pepper_version
 REDIS_URL = ENVIRONMENT.redis_url
 
 INSTALLED_APPS = [
-    "django.contrib.admin",
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",
@@ -161,7 +161,7 @@ SPECTACULAR_SETTINGS = {
     },
 }
 
-_SHARED_PROCESSORS = [
+_SHARED_PROCESSORS: list[Processor] = [
     structlog.contextvars.merge_contextvars,
     structlog.stdlib.add_log_level,
     structlog.stdlib.add_logger_name,

@@ -1,8 +1,7 @@
-"""All addresses: health, machine endpoints of routers, REST, admin, console."""
+"""All addresses: health, machine endpoints of routers, REST, console."""
 
 from __future__ import annotations
 
-from django.contrib import admin
 from django.urls import include, path, re_path
 
 from controlplane.common import views as health
@@ -20,6 +19,5 @@ urlpatterns = [
     path(HEARTBEAT_PATH.removeprefix("/"), heartbeat),
     re_path(f"^{ARTIFACT_PATH.removeprefix('/')}(?P<digest>[0-9a-f]{{64}})$", artifact),
     path("api/v1/", include("controlplane.api.urls")),
-    path("admin/", admin.site.urls),
     path("", include("controlplane.console.urls")),
 ]

@@ -51,9 +51,7 @@ def create_user(*, actor: Actor, email: str, role: str, name: str = "") -> tuple
     if User.objects.filter(email=email).exists():
         raise Conflict(f"an account for {email} exists")
     password = secrets.one_time_password()
-    user = User.objects.create_user(
-        email, password, role=role, name=name, must_change_password=True, is_staff=role == Role.OPERATOR
-    )
+    user = User.objects.create_user(email, password, role=role, name=name, must_change_password=True)
     record(actor=actor, action="user.created", object_type="user", object_id=user.id, after=user_fields(user))
     return user, password
 
@@ -82,7 +80,6 @@ def update_user(
         if role not in Role.values:
             raise Invalid({"role": f"{role!r} is not one of {', '.join(Role.values)}"})
         user.role = role
-        user.is_staff = role == Role.OPERATOR
     if is_active is not None:
         user.is_active = is_active
     if name is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from django.contrib.auth.base_user import AbstractBaseUser, BaseUserManager
-from django.contrib.auth.models import PermissionsMixin
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models.functions import Lower
@@ -41,7 +40,7 @@ class UserManager(BaseUserManager["User"]):
         return user
 
 
-class User(AbstractBaseUser, PermissionsMixin):
+class User(AbstractBaseUser):
     """An operator or viewer; the email signs in. ``must_change_password`` follows a one-time password."""
 
     id = models.CharField(primary_key=True, max_length=40, default=_user_id, editable=False)
@@ -49,7 +48,6 @@ class User(AbstractBaseUser, PermissionsMixin):
     name = models.TextField(blank=True, default="")
     role = models.CharField(max_length=16, choices=Role.choices, default=Role.VIEWER)
     is_active = models.BooleanField(default=True)
-    is_staff = models.BooleanField(default=False)
     must_change_password = models.BooleanField(default=False)
     created_at = models.DateTimeField(auto_now_add=True)
 

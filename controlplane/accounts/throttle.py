@@ -33,7 +33,7 @@ def _keys(email: str, address: str) -> dict[str, str]:
 def check(*, email: str, address: str) -> None:
     """Raises TooManyAttempts while a wait is running."""
     try:
-        waits = [int(valkey().ttl(f"{key}:wait")) for key in _keys(email, address).values()]  # type: ignore[arg-type] # redis' stubs mix sync and async
+        waits = [int(valkey().ttl(f"{key}:wait")) for key in _keys(email, address).values()]
     except UNAVAILABLE:
         logger.warning("signin.throttle_unavailable")
         return

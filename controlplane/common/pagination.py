@@ -22,7 +22,7 @@ class CursorPages(BasePagination):
     def __init__(self) -> None:
         self.next_cursor: str | None = None
 
-    def paginate_queryset(self, queryset: QuerySet[Any], request: Request, view: Any = None) -> list[Any]:
+    def paginate_queryset(self, queryset: Any, request: Request, view: Any = None) -> list[Any]:
         limit = _limit(request.query_params.get("limit"))
         rows = queryset.order_by("-pk")
         cursor = request.query_params.get("cursor")

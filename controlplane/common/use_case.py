@@ -25,10 +25,10 @@ class _Frame(threading.local):
 
 
 _frame = _Frame()
-_publishers: list[Callable[[Actor, str], None]] = []
+_publishers: list[Callable[[Actor, str], object]] = []
 
 
-def on_config_change(publisher: Callable[[Actor, str], None]) -> None:
+def on_config_change(publisher: Callable[[Actor, str], object]) -> None:
     """Register what runs at the end of a use case that changed the configuration, inside its transaction.
 
     It may raise to refuse the change, which rolls everything back.

@@ -34,7 +34,7 @@ def router_endpoint(
         view: Callable[Concatenate[HttpRequest, Router, P], HttpResponse],
     ) -> Callable[Concatenate[HttpRequest, P], HttpResponse]:
         @functools.wraps(view)
-        def run(request: HttpRequest, *args: P.args, **kwargs: P.kwargs) -> HttpResponse:
+        def run(request: HttpRequest, /, *args: P.args, **kwargs: P.kwargs) -> HttpResponse:
             if request.method != method:
                 response = problem_response(405, "method_not_allowed", f"{method} only.")
                 response["Allow"] = method

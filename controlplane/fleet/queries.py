@@ -84,7 +84,7 @@ def live_heartbeats() -> dict[str, Heartbeat]:
         return {}
     return {
         instance: msgspec.json.decode(body, type=Heartbeat)
-        for instance, body in zip(instances, bodies, strict=True)  # type: ignore[arg-type] # redis' stubs mix sync and async
+        for instance, body in zip(instances, bodies, strict=True)
         if body is not None
     }
 

@@ -95,7 +95,7 @@ class RevisionWatcher:
         if subscription is not None:
             return subscription
         try:
-            subscription = valkey().pubsub(ignore_subscribe_messages=True)
+            subscription = valkey().pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call] # redis' own
             subscription.subscribe(CHANNEL)
         except UNAVAILABLE:
             return None

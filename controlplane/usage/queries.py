@@ -88,7 +88,7 @@ def usage_report(*, actor: Actor, from_day: date, to_day: date, tenant: str = ""
         raise Invalid({"to": "lies before from"})
     if (to_day - from_day).days >= MAX_REPORT_DAYS:
         raise Invalid({"to": f"more than {MAX_REPORT_DAYS} days after from"})
-    parameters = {
+    parameters: dict[str, datetime | str] = {
         "from": datetime.combine(from_day, time(), UTC),
         "to": datetime.combine(to_day, time(), UTC) + timedelta(days=1),
         "tenant": tenant.replace("\0", ""),

@@ -18,9 +18,9 @@ from pathlib import Path
 
 START_LIMIT_S = 120.0
 
-# Tokenizer (and weights, once the torch engine has run) are extracted once per machine, not once per test run.
-_SHARED = Path(tempfile.gettempdir()) / f"fairlane-model-{os.getuid()}"
-DATA_DIR = Path(os.environ.get("FAIRLANE_TEST_MODEL_DIR", _SHARED))
+# Tokenizer and weights are extracted once, not once per test run; the same folder as the ``model_dir`` fixture's.
+_KEPT = Path(__file__).parents[2] / ".pytest_cache" / "d" / "model"
+DATA_DIR = Path(os.environ.get("FAIRLANE_MODEL_DIR", _KEPT))
 
 
 @dataclass(frozen=True, slots=True)
