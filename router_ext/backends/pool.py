@@ -13,23 +13,26 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from router_ext.backends.base import Backend, BackendUnreachable
-from router_ext.backends.probe import ModelKnowledge, fetch_info, probe_model
+from router_ext.backends.probe import fetch_info
 from router_ext.core.ids import BackendId
 from router_ext.errors import UpstreamFailed
 from router_ext.obs.logs import get_logger
 from router_ext.wire.controlplane import BackendRecord
-from router_ext.wire.metrics_text import parse_metrics
+from router_ext.wire.metrics_text import parse_gauges
 from router_ext.wire.tgi import Info
 
 METRICS_EVERY = 5
 """Health checks per look at a backend's metrics."""
 
 _log = get_logger(__name__)
+
+K = TypeVar("K")
+"""What the gateway found out about a backend's model."""
 
 
 class State(enum.StrEnum):
@@ -41,7 +44,7 @@ class State(enum.StrEnum):
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class Member(Generic[K]):
     """One backend under watch."""
 
     record: BackendRecord
@@ -49,11 +52,11 @@ class Member:
     state: State = State.WARMING
     info: Info | None = None
     info_body: bytes = b""
-    knowledge: ModelKnowledge | None = None
+    knowledge: K | None = None
     failures: int = 0
     detail: str = "not asked yet"
-    queue_size: float | None = None
-    reserved_tokens: float | None = None
+    queue_size: int | None = None
+    reserved_tokens: int | None = None
     is_alarmed: bool = False
     kick: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
@@ -63,38 +66,40 @@ class Member:
         return BackendId(self.record.backend)
 
 
-class Listener(Protocol):
+class Listener(Protocol[K]):
     """Who wants to know; called on the loop's thread."""
 
-    def backend_changed(self, member: Member) -> None:
+    def backend_changed(self, member: Member[K]) -> None:
         """``state`` became UP or DOWN."""
 
-    def backend_learned(self, member: Member) -> None:
+    def backend_learned(self, member: Member[K]) -> None:
         """``info`` or ``knowledge`` is there or differs; comes before ``backend_changed`` to UP."""
 
 
-class BackendPool:
+class BackendPool(Generic[K]):
     """Watches the backends of one pool. ``run`` owns every task."""
 
     def __init__(
         self,
         *,
-        listener: Listener,
+        listener: Listener[K],
         make_client: Callable[[BackendRecord], Backend],
+        probe: Callable[[Backend], Awaitable[K]],
         interval_s: float,
         timeout_s: float,
         max_failures: int,
     ) -> None:
-        self.members: dict[BackendId, Member] = {}
+        self.members: dict[BackendId, Member[K]] = {}
         self._listener = listener
         self._make_client = make_client
+        self._probe = probe
         self._interval_s = interval_s
         self._timeout_s = timeout_s
         self._max_failures = max_failures
         self._tasks: asyncio.TaskGroup | None = None
 
     @property
-    def up(self) -> list[Member]:
+    def up(self) -> list[Member[K]]:
         """Members that may be used, in the order of the configuration."""
         return [member for member in self.members.values() if member.state is State.UP]
 
@@ -103,14 +108,14 @@ class BackendPool:
         wanted = {BackendId(record.backend): record for record in records}
         for backend in [b for b in self.members if b not in wanted]:
             self._drop(self.members.pop(backend))
-        ordered: dict[BackendId, Member] = {}
+        ordered: dict[BackendId, Member[K]] = {}
         for backend, record in wanted.items():
             member = self.members.get(backend)
             if member is not None and _address(member.record) != _address(record):
                 self._drop(member)
                 member = None
             if member is None:
-                member = Member(record=record, client=self._make_client(record))
+                member = Member[K](record=record, client=self._make_client(record))
                 self._watch(member)
             member.record = record
             ordered[backend] = member
@@ -144,16 +149,16 @@ class BackendPool:
 
     # --- watching ---
 
-    def _watch(self, member: Member) -> None:
+    def _watch(self, member: Member[K]) -> None:
         if self._tasks is not None and member.task is None:
             member.task = self._tasks.create_task(self._poll(member), name=f"watch {member.backend}")
 
-    def _drop(self, member: Member) -> None:
+    def _drop(self, member: Member[K]) -> None:
         if member.task is not None:
             member.task.cancel()
         self._set(member, State.DOWN, "removed")
 
-    async def _poll(self, member: Member) -> None:
+    async def _poll(self, member: Member[K]) -> None:
         number = 0
         while True:
             await self._check(member)
@@ -169,7 +174,7 @@ class BackendPool:
             except TimeoutError:
                 continue
 
-    async def _check(self, member: Member) -> None:
+    async def _check(self, member: Member[K]) -> None:
         try:
             if member.state is not State.UP:
                 # It may have come back as another model, or with other limits.
@@ -187,16 +192,16 @@ class BackendPool:
         member.failures = 0
         self._set(member, State.UP, "")
 
-    async def _learn(self, member: Member) -> None:
+    async def _learn(self, member: Member[K]) -> None:
         info, body = await fetch_info(member.client)
         knowledge = member.knowledge
         if knowledge is None or info != member.info:
-            knowledge = await probe_model(member.client)
+            knowledge = await self._probe(member.client)
         if info != member.info or knowledge != member.knowledge:
             member.info, member.info_body, member.knowledge = info, body, knowledge
             self._listener.backend_learned(member)
 
-    def _set(self, member: Member, state: State, detail: str) -> None:
+    def _set(self, member: Member[K], state: State, detail: str) -> None:
         member.detail = detail
         if member.state is state:
             return
@@ -205,19 +210,20 @@ class BackendPool:
         if state is State.UP or before is State.UP:
             self._listener.backend_changed(member)
 
-    async def _look_at_metrics(self, member: Member) -> None:
+    async def _look_at_metrics(self, member: Member[K]) -> None:
         try:
             reply = await member.client.call("GET", "/metrics", timeout_s=self._timeout_s)
             if reply.status != 200:
                 raise UpstreamFailed(f"/metrics answered {reply.status}")
-            values = parse_metrics(reply.body.decode("utf-8", "replace"))
-        except (UpstreamFailed, ValueError) as error:
+        except UpstreamFailed as error:
             member.queue_size = member.reserved_tokens = None
             _log.debug("backend.metrics_missing", backend=member.backend, detail=str(error))
             return
+        gauges = parse_gauges(reply.body)
         before = member.queue_size
-        member.queue_size = values.get("tgi_queue_size", 0.0)
-        member.reserved_tokens = values.get("tgi_batch_current_max_tokens", 0.0)
+        # A gauge that was never written is absent, and means 0.
+        member.queue_size = gauges.queue_size or 0
+        member.reserved_tokens = gauges.batch_current_max_tokens or 0
         is_long = member.queue_size > 1 and before is not None and before > 1
         if is_long and not member.is_alarmed:
             # With this router alone in front its queue stays empty: the ledger or the settings are wrong.

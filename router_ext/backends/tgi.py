@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from typing import cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -93,14 +94,14 @@ class _Exchange(asyncio.Protocol):
             self._connect_task = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports are no subclasses of asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
         if self._is_done:
-            transport.abort()
+            self._transport.abort()
             return
         self._last_byte_s = self._client.loop.time()
         self._idle_timer = self._client.loop.call_later(self._client.idle_timeout_s, self._check_idle)
-        transport.write(self._request)
+        self._transport.write(self._request)
         self._request = b""
         if self._is_paused:
             # uvloop undoes a pause made inside connection_made.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -11,11 +13,13 @@ from router_ext.core.config import ConfigError, PoolConfig, build_pool
 from router_ext.core.ids import BackendId
 from router_ext.errors import ModelNotFound, SnapshotRefused
 from router_ext.gateway.auth import Identity, KeyRing
-from router_ext.wire.controlplane import BackendRecord, ConfigSnapshot, PoolRecord, snapshot_digest
+from router_ext.wire.controlplane import BackendRecord, ConfigSnapshot, PoolRecord
 from router_ext.wire.tgi import Info
 
 DEFAULT_MODELS = frozenset({"", "tgi", "dummy"})
 """What clients send when they mean "whatever runs here" (``dummy`` is huggingface_hub's)."""
+
+_URL = re.compile(r"https?://[^/\s?#]+(/[^\s?#]*)?\Z")
 
 _UNKNOWN_LIMIT = 4_096
 """Stands in for ``/info``'s limits while a configuration is checked before its backends were asked."""
@@ -29,8 +33,6 @@ class Directory:
     """
 
     def __init__(self, snapshot: ConfigSnapshot, peppers: Mapping[int, bytes]) -> None:
-        if snapshot.digest and snapshot.digest != snapshot_digest(snapshot):
-            raise SnapshotRefused(f"revision {snapshot.revision}: the digest does not match the content")
         self.snapshot = snapshot
         self.revision = snapshot.revision
         self.pools = {record.pool: record for record in snapshot.pools}
@@ -41,6 +43,11 @@ class Directory:
                     raise SnapshotRefused(f"revision {snapshot.revision}: two pools answer to {name!r}")
                 self._by_name[name] = record
         for record in snapshot.pools:
+            for backend in record.backends:
+                if not _URL.match(backend.url):
+                    raise SnapshotRefused(
+                        f"revision {snapshot.revision}: backend {backend.name!r}: {backend.url!r} is no http(s) address"
+                    )
             pool_config(record, snapshot, {})
         self.keys = KeyRing(snapshot, peppers)
 
@@ -57,7 +64,7 @@ class Directory:
         return record
 
 
-def pool_config(record: PoolRecord, snapshot: ConfigSnapshot, members: Mapping[BackendId, Member]) -> PoolConfig:
+def pool_config(record: PoolRecord, snapshot: ConfigSnapshot, members: Mapping[BackendId, Member[Any]]) -> PoolConfig:
     """Configuration of a pool's scheduler: the snapshot's numbers, completed by what the backends say of themselves.
 
     Args:

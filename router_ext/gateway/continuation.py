@@ -184,7 +184,7 @@ class Continuation:
         self.learned_eos_id: int | None = None
         self.is_upstream_over = True
 
-        self._kept_text: list[str] = []  # texts of kept tokens, special ones included: fed back upstream
+        self._kept_text: list[str] = []  # kept text by slice, special tokens included: fed back upstream
         self._visible: list[str] = []  # the same without special tokens: generated_text
         self._tail = ""
         self._seed: int | None = None
@@ -416,15 +416,16 @@ class Continuation:
     def _keep(self, count: int) -> None:
         """The first ``count`` tokens of the slice become part of the answer."""
         texts = self._texts[:count]
-        self._kept_text.extend(texts)
+        text = "".join(texts)
+        self._kept_text.append(text)
         if self._specials:
             specials = set(self._specials)
-            self._visible.extend(text for place, text in enumerate(texts) if place not in specials)
+            self._visible.append("".join([text for place, text in enumerate(texts) if place not in specials]))
         else:
-            self._visible.extend(texts)
+            self._visible.append(text)
         self.kept_tokens += count
         if self._stops:
-            self._tail = (self._tail + "".join(texts))[-self._stop_reach :]
+            self._tail = (self._tail + text)[-self._stop_reach :]
 
     # --- cuts ---------------------------------------------------------------------------------------------------
 

@@ -37,6 +37,10 @@ DISCARD_BYTES = 64_000_000
 """How much of a too large body is read and thrown away, so that its sender gets to see the 413."""
 
 
+LINGER_S = 1.0
+"""How long a refused client may go on sending into the void before its connection is cut."""
+
+
 class _Refused(Exception):
     """Raised inside a parser callback; carries the status of the refusal."""
 
@@ -66,6 +70,7 @@ def protocol_class(settings: RouterSettings) -> type[asyncio.Protocol]:
         _header_bytes = 0
         _body_bytes = 0
         _is_discarding = False
+        _is_refused = False
         _timer: asyncio.TimerHandle | None = None
 
         # --- connection ---
@@ -112,6 +117,8 @@ def protocol_class(settings: RouterSettings) -> type[asyncio.Protocol]:
 
         def data_received(self, data: bytes) -> None:
             self._unset_keepalive_if_required()
+            if self._is_refused:
+                return
             if self._phase is _Phase.BODY:
                 self._since_s = self.loop.time()
             else:
@@ -140,7 +147,7 @@ def protocol_class(settings: RouterSettings) -> type[asyncio.Protocol]:
 
         def _refuse(self, status: int, text: str) -> None:
             """Answer a connection that never became a request, and end it."""
-            if self.transport.is_closing():
+            if self.transport.is_closing() or self._is_refused:
                 return
             if self.cycle is not None and not self.cycle.response_complete:
                 # An earlier request of this connection is being served; its answer must not be mixed with ours.
@@ -149,7 +156,12 @@ def protocol_class(settings: RouterSettings) -> type[asyncio.Protocol]:
             body = text.encode()
             head = b"HTTP/1.1 %d %b\r\ncontent-type: text/plain; charset=utf-8\r\n" % (status, _PHRASES[status])
             self.transport.write(head + b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(body), body))
-            self.transport.close()
+            # Closing with unread bytes would reset the connection and take the answer with it.
+            self.transport.write_eof()
+            self._is_refused = True
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self.loop.call_later(LINGER_S, self.transport.abort)
 
         # --- parser callbacks ---
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 import structlog
+from structlog.tracebacks import ExceptionDictTransformer
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -29,7 +30,8 @@ def configure(*, level: str, router: str) -> None:
             foreign_pre_chain=shared,
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                structlog.processors.dict_tracebacks,
+                # Without locals: they hold prompts and keys.
+                structlog.processors.ExceptionRenderer(ExceptionDictTransformer(show_locals=False)),
                 structlog.processors.JSONRenderer(serializer=_dump),
             ],
         )

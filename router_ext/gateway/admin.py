@@ -1,0 +1,65 @@
+"""The operator's port of a router: what names tenants stands here, behind a token, and nowhere else."""
+
+from __future__ import annotations
+
+import hmac
+from typing import Any
+
+import orjson
+
+from router_ext.gateway.app import send_response
+from router_ext.gateway.lifespan import Router
+from router_ext.gateway.streams import Response
+from router_ext.obs.metrics import CONTENT_TYPE
+from router_ext.wire.headers import JSON
+
+
+class AdminApp:
+    """``GET /metrics`` with tenants, ``/readyz`` with reasons, ``/debug/pools`` with the schedulers' whole state."""
+
+    def __init__(self, router: Router, token: str) -> None:
+        self._router = router
+        self._expected = b"Bearer " + token.encode()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            await send_response(send, self._answer(scope))
+
+    def _answer(self, scope: Any) -> Response:
+        router = self._router
+        if scope["path"] == "/livez":
+            return Response(status=200, headers=[], body=b"alive\n")
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        if len(given) != 1 or not hmac.compare_digest(given[0], self._expected):
+            return Response(status=401, headers=[(b"www-authenticate", b"Bearer")], body=b"")
+        if scope["method"] != "GET":
+            return Response(status=405, headers=[(b"allow", b"GET")], body=b"")
+        match scope["path"]:
+            case "/metrics":
+                page = router.metrics.page(is_admin=True)
+                return Response(status=200, headers=[(b"content-type", CONTENT_TYPE)], body=page)
+            case "/readyz":
+                return _json(200 if router.is_ready else 503, _state(router))
+            case "/debug/pools":
+                return _json(200, {e.name: e.scheduler.snapshot() for e in router.engines.values()})
+            case _:
+                return Response(status=404, headers=[], body=b"")
+
+
+def _state(router: Router) -> dict[str, Any]:
+    return {
+        "is_ready": router.is_ready,
+        "reason": None if router.is_ready else router.why_not_ready(),
+        "applied_revision": router.directory.revision if router.directory else 0,
+        "backends": {
+            engine.name: {
+                member.backend: {"state": member.state, "detail": member.detail}
+                for member in engine.backends.members.values()
+            }
+            for engine in router.engines.values()
+        },
+    }
+
+
+def _json(status: int, value: Any) -> Response:
+    return Response(status=status, headers=[JSON], body=orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS))

@@ -1,0 +1,392 @@
+"""The data plane as one raw ASGI application: TGI's API and OpenAI's, by key.
+
+``/chat_tokenize``, ``/invocations`` and ``/vertex`` are not served: the first would hand out the backend's tokenizer
+threads uncounted, the others are wrappers of two clouds. Unknown paths are 404 in the dialect of their prefix.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from typing import Any
+
+import orjson
+
+from router_ext.core.events import RequestSpec
+from router_ext.core.ids import RequestId, TierName
+from router_ext.errors import BodyTooLarge, FairlaneError, RequestRefused, UpstreamFailed
+from router_ext.gateway.auth import TIER_HEADER, Identity
+from router_ext.gateway.call import Call
+from router_ext.gateway.continuation import Continuation
+from router_ext.gateway.dialects import Body, decode_body, decode_tokenize, dialect_of, error_response, read_body
+from router_ext.gateway.engine import PoolEngine
+from router_ext.gateway.exchange import EXTENSION, Exchange
+from router_ext.gateway.generation import Dialect, GenerationRequest
+from router_ext.gateway.lifespan import Router, draining
+from router_ext.gateway.measure import LARGE_BYTES, Measured, measure, spec_affinity
+from router_ext.gateway.relay import WholeGeneration
+from router_ext.gateway.slices import TextGeneration
+from router_ext.gateway.streams import Client, Response
+from router_ext.obs.logs import get_logger
+from router_ext.obs.metrics import CONTENT_TYPE
+from router_ext.sync.inflight import RequestStart
+from router_ext.sync.ledger import new_event_id, now_us
+from router_ext.wire.headers import JSON
+from router_ext.wire.tgi import encode_tokenize
+
+Handler = Callable[["Request"], Awaitable[Response | None]]
+
+LEAST_SLICE = 64
+"""No slice is predicted shorter: its continuation would cost its prompt again."""
+
+MAX_ID_CHARACTERS = 128
+
+_log = get_logger(__name__)
+
+
+class Request:
+    """One HTTP request, as the handlers see it."""
+
+    __slots__ = ("arrived_s", "arrived_us", "exchange", "headers", "path", "receive", "request_id")
+
+    def __init__(self, scope: Any, receive: Callable[[], Awaitable[Any]]) -> None:
+        self.path: str = scope["path"]
+        self.headers: list[tuple[bytes, bytes]] = scope["headers"]
+        self.exchange: Exchange = scope["extensions"][EXTENSION]
+        self.receive = receive
+        self.arrived_s = asyncio.get_running_loop().time()
+        self.arrived_us = now_us()
+        self.request_id = _request_id(self.header(b"x-request-id"))
+
+    def header(self, name: bytes) -> str | None:
+        """First value of a header (lower-case name)."""
+        for key, value in self.headers:
+            if key == name:
+                return value.decode("latin-1")
+        return None
+
+    async def body(self) -> bytes | None:
+        """The whole body; None if the client left before its end.
+
+        Raises:
+            BodyTooLarge: over the limit; nothing of it was kept.
+        """
+        parts: list[bytes] = []
+        while True:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                return None
+            parts.append(message["body"])
+            if not message["more_body"]:
+                break
+        if self.exchange.is_body_too_large:
+            raise BodyTooLarge("The request body is larger than this router takes.")
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+class App:
+    """Routes, and the way of a generation request from bytes to the engine."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        generate: dict[str, Handler] = {"POST": self._generate}
+        self._routes: dict[str, dict[str, Handler]] = {
+            "/": {"POST": self._generate, "GET": self._health},
+            "/generate": generate,
+            "/generate_stream": generate,
+            "/v1/chat/completions": generate,
+            "/v1/completions": generate,
+            "/tokenize": {"POST": self._tokenize},
+            "/info": {"GET": self._info},
+            "/v1/models": {"GET": self._models},
+            "/health": {"GET": self._health},
+            "/ping": {"GET": self._health},
+            "/livez": {"GET": self._live},
+            "/readyz": {"GET": self._ready},
+            "/metrics": {"GET": self._metrics},
+        }
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        request = Request(scope, receive)
+        dialect = dialect_of(request.path)
+        methods = self._routes.get(request.path)
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        try:
+            if methods is None:
+                raise NotFound(f"There is nothing at {request.path[:200]}.")
+            handler = methods.get(method)
+            if handler is None:
+                response: Response | None = _wrong_method(methods, dialect)
+            else:
+                response = await handler(request)
+        except FairlaneError as error:
+            self._router.metrics.rejected.labels(error.code).inc()
+            response = _refusal(error, dialect, request)
+        except asyncio.CancelledError:
+            if not request.exchange.is_gone:
+                raise
+            # The client left while its request was being measured.
+            task = asyncio.current_task()
+            assert task is not None
+            task.uncancel()
+            return
+        except Exception:  # contained to its request
+            _log.exception("request.failed", path=request.path)
+            if request.exchange.is_open:
+                request.exchange.abort()
+                return
+            response = _refusal(FairlaneError("The router failed to serve this request."), dialect, request)
+        if response is not None and not request.exchange.is_gone:
+            await send_response(send, response)
+
+    # --- generation -------------------------------------------------------------------------------------------------
+
+    async def _generate(self, request: Request) -> Response | None:
+        router = self._router
+        identity = self._identify(request)
+        if router.is_draining:
+            raise draining()
+        router.active += 1
+        try:
+            raw = await request.body()
+            if raw is None:
+                return None
+            body = read_body(
+                request.path, request.header(b"content-type"), raw, max_bytes=router.settings.body_limit_bytes
+            )
+            engine = self._engine(body.model, identity)
+            tier = identity.tier(request.header(TIER_HEADER))
+            limits = engine.limits()
+            generation = decode_body(body, limits)
+            measured = await self._measure(request, engine, generation, body)
+            if request.exchange.is_gone:
+                return None
+            client = self._begin(request, engine, identity, tier, generation, measured)
+            return await client.done
+        finally:
+            router.request_ended()
+
+    async def _measure(
+        self, request: Request, engine: PoolEngine, generation: GenerationRequest, body: Body
+    ) -> Measured:
+        """Measure, unless the client leaves meanwhile: then this very task is cancelled."""
+        task = asyncio.current_task()
+        assert task is not None
+        exchange = request.exchange
+        exchange.on_gone = partial(_cancel, task)
+        try:
+            return await measure(engine, generation, body, engine.limits())
+        finally:
+            exchange.on_gone = None
+
+    def _begin(
+        self,
+        request: Request,
+        engine: PoolEngine,
+        identity: Identity,
+        tier: TierName,
+        generation: GenerationRequest,
+        measured: Measured,
+    ) -> Client:
+        """Open the books and hand the request to the engine. Everything from here on is callbacks."""
+        router = self._router
+        predicted = engine.predictor.predict(identity.key, identity.tenant, engine.record.pool)
+        is_guess = predicted.source == "default"
+        event = new_event_id(request.arrived_us)
+        caps = [prompt.lengths.max_new_tokens for prompt in measured.prompts]
+        slot = router.ledger.begin(
+            RequestStart(
+                event=event,
+                request=request.request_id,
+                router=router.settings.id,
+                tenant=identity.tenant,
+                key=identity.key,
+                pool=engine.record.pool,
+                model=engine.name,
+                tier=tier,
+                dialect=generation.dialect,
+                arrived_at_us=request.arrived_us,
+                max_new_tokens=max(caps),
+                predicted_tokens=None if is_guess else predicted.median,
+                predictor=engine.predictor_digest,
+            )
+        )
+        client = Client(request.exchange, stall_limit_s=router.settings.stall_limit_s)
+        call = Call(
+            engine,
+            request=generation,
+            identity=identity,
+            tier=tier,
+            client=client,
+            slot=slot,
+            arrived_s=request.arrived_s,
+            validated_s=engine.loop.time(),
+            prompt_tokens=sum(prompt.lengths.prompt_tokens for prompt in measured.prompts),
+            predicted_tokens=None if is_guess else predicted.median,
+            characters=measured.characters,
+        )
+        agent = request.header(b"x-fairlane-agent-id")
+        limits = engine.limits()
+        generations: list[TextGeneration | WholeGeneration] = []
+        for index, prompt in enumerate(measured.prompts):
+            max_new_tokens = prompt.lengths.max_new_tokens
+            flow = None
+            if measured.passthrough is None:
+                flow = Continuation.for_request(
+                    generation,
+                    max_new_tokens=max_new_tokens,
+                    limits=limits,
+                    base_seed=secrets.randbits(64),
+                    prompt=prompt.text,
+                    prompt_index=index,
+                    prompt_tokens=prompt.lengths.prompt_tokens,
+                    eos_ids=engine.eos_ids,
+                    eos_is_complete=bool(engine.tokenizer and engine.tokenizer.eos_ids),
+                    added_ids=engine.tokenizer.added_ids if engine.tokenizer else frozenset(),
+                    resume_class=measured.resume_class,
+                )
+            spec = RequestSpec(
+                request_id=RequestId(event if index == 0 else f"{event}-{index}"),
+                tenant=identity.tenant,
+                key=identity.key,
+                tier=tier,
+                prompt_tokens=prompt.lengths.prompt_tokens,
+                max_new_tokens=max_new_tokens,
+                predicted_output_tokens=min(predicted.median, max_new_tokens),
+                slice_tokens=max(predicted.q95, LEAST_SLICE),
+                is_sliceable=flow is not None and flow.is_sliceable and engine.is_resumable,
+                num_sequences=generation.num_sequences if flow is None else 1,
+                affinity=spec_affinity(identity.tenant, prompt.text),
+                agent_id=agent[:64] if agent else None,
+            )
+            if flow is None:
+                assert measured.passthrough is not None
+                generations.append(WholeGeneration(engine, call, spec=spec, passthrough=measured.passthrough))
+            else:
+                generations.append(TextGeneration(engine, call, spec=spec, flow=flow, index=index))
+        call.begin(generations)
+        engine.submit(call, generations)
+        return client
+
+    def _identify(self, request: Request) -> Identity:
+        directory = self._router.directory
+        if directory is None:
+            raise NotReady("The router has no configuration yet.", retry_after_s=2.0)
+        return directory.keys.authenticate(request.headers, now_us=request.arrived_us)
+
+    def _engine(self, model: str | None, identity: Identity) -> PoolEngine:
+        directory = self._router.directory
+        assert directory is not None
+        return self._router.engines[directory.resolve(model, identity).pool]
+
+    # --- other calls of TGI's API -------------------------------------------------------------------------------------
+
+    async def _tokenize(self, request: Request) -> Response | None:
+        identity = self._identify(request)
+        raw = await request.body()
+        if raw is None:
+            return None
+        limit = self._router.settings.body_limit_bytes
+        inputs = decode_tokenize(read_body(request.path, request.header(b"content-type"), raw, max_bytes=limit))
+        engine = self._engine(None, identity)
+        if not engine.backends.up:
+            raise engine.no_backend()
+        member = await engine.some_member()
+        task = asyncio.current_task()
+        assert task is not None
+        request.exchange.on_gone = partial(_cancel, task)
+        try:
+            async with engine.large_texts if len(raw) > LARGE_BYTES else contextlib.nullcontext():
+                reply = await member.client.call("POST", "/tokenize", encode_tokenize(inputs))
+        finally:
+            request.exchange.on_gone = None
+        if reply.status != 200:
+            raise UpstreamFailed("The model server failed to tokenize")
+        return Response(status=200, headers=[JSON], body=reply.body)
+
+    async def _info(self, request: Request) -> Response:
+        engine = self._engine(None, self._identify(request))
+        members = engine.backends.up or [m for m in engine.backends.members.values() if m.info is not None]
+        known = [member for member in members if member.info is not None]
+        if not known:
+            raise engine.no_backend()
+        largest = max(known, key=lambda member: member.info.max_total_tokens if member.info else 0)
+        return Response(status=200, headers=[JSON], body=largest.info_body)
+
+    async def _models(self, request: Request) -> Response:
+        self._identify(request)
+        data = [
+            {"id": engine.name, "object": "model", "created": 0, "owned_by": engine.model_id}
+            for engine in self._router.engines.values()
+        ]
+        return Response(status=200, headers=[JSON], body=orjson.dumps({"object": "list", "data": data}))
+
+    # --- health and metrics -------------------------------------------------------------------------------------------
+
+    async def _health(self, request: Request) -> Response:
+        if self._router.is_ready:
+            return Response(status=200, headers=[], body=b"")
+        return Response(status=503, headers=[JSON], body=_UNHEALTHY)
+
+    async def _live(self, request: Request) -> Response:
+        return Response(status=200, headers=[_TEXT], body=b"alive\n")
+
+    async def _ready(self, request: Request) -> Response:
+        router = self._router
+        if router.is_ready:
+            return Response(status=200, headers=[_TEXT], body=b"ready\n")
+        return Response(status=503, headers=[_TEXT], body=router.why_not_ready().encode() + b"\n")
+
+    async def _metrics(self, request: Request) -> Response:
+        return Response(status=200, headers=[(b"content-type", CONTENT_TYPE)], body=self._router.metrics.page())
+
+
+class NotFound(RequestRefused):
+    """No route."""
+
+    status_openai = status_native = 404
+    code = "not_found"
+
+
+class NotReady(FairlaneError):
+    """No configuration has been applied."""
+
+    status_openai = status_native = 503
+    code = "no_configuration"
+    native_type = "overloaded"
+
+
+_TEXT = (b"content-type", b"text/plain; charset=utf-8")
+_UNHEALTHY = b'{"error":"unhealthy","error_type":"healthcheck"}'
+
+
+def _request_id(given: str | None) -> str:
+    if given and len(given) <= MAX_ID_CHARACTERS and given.isascii() and given.isprintable():
+        return given
+    return "req_" + secrets.token_hex(12)
+
+
+def _refusal(error: FairlaneError, dialect: Dialect, request: Request) -> Response:
+    extra = [(b"x-request-id", request.request_id.encode())]
+    status, headers, body = error_response(error, dialect, extra=extra)
+    return Response(status=status, headers=headers, body=body)
+
+
+def _wrong_method(methods: Iterable[str], dialect: Dialect) -> Response:
+    return Response(status=405, headers=[(b"allow", ", ".join(sorted(methods)).encode())], body=b"")
+
+
+def _cancel(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+
+
+async def send_response(send: Any, response: Response) -> None:
+    """Send a whole answer."""
+    headers = [*response.headers, (b"content-length", b"%d" % len(response.body))]
+    await send({"type": "http.response.start", "status": response.status, "headers": headers})
+    await send({"type": "http.response.body", "body": response.body})

@@ -1,0 +1,309 @@
+"""One client request from admission to its end: its books, its generations and its answer.
+
+    Call (one slot in the ledger, one usage event)
+      |-- Client       where the answer goes
+      |-- Encoder      how it is written
+      '-- Generation   one per prompt (only completions have several); each is one request of the scheduler
+
+A call ends exactly once, by ``finish``: completed, cancelled, failed or expired. Counters are stored in the ledger's
+memory-mapped words before the bytes they count are handed to the connection.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from router_ext.core.ids import RequestId
+from router_ext.errors import FairlaneError
+from router_ext.gateway.auth import Identity
+from router_ext.gateway.encoders import Encoder
+from router_ext.gateway.generation import GenerationRequest
+from router_ext.gateway.refusals import error_response, stream_error
+from router_ext.gateway.streams import Client, Response
+from router_ext.sync.inflight import (
+    FIRST_DISPATCH_US,
+    FIRST_TOKEN_US,
+    IS_BACKEND_COUNT,
+    KV_TOKEN_US,
+    OUTPUT_TOKENS,
+    PROMPT_TOKENS,
+    RECOMPUTED_TOKENS,
+    RESUMED_PREFILL_TOKENS,
+    SEGMENTS,
+    InflightSlot,
+)
+from router_ext.wire.headers import Timings
+
+if TYPE_CHECKING:
+    from router_ext.gateway.engine import PoolEngine
+
+MAX_EXPLANATION = 16
+"""Reasons kept per request: the first ones tell why it waited, the last one is replaced."""
+
+
+class Generation(Protocol):
+    """One generation of a call, as the engine and the call see it."""
+
+    request_id: RequestId
+
+    def cancel(self) -> None:
+        """Stop in whatever state: close the upstream in this turn and tell the scheduler. No callback follows."""
+
+    def pause(self) -> None:
+        """The client does not read."""
+
+    def resume(self) -> None:
+        """The client reads again."""
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1_000
+
+
+class Call:
+    """State of one client request.
+
+    Attributes:
+        arrived_s: instant on the loop's clock. validated_s: when it was measured and ready to be queued.
+        dispatched_s, upstream_s (first answer of a backend), first_token_s, last_token_s: likewise, None before.
+        characters: of all prompts, a chat's after templating.
+        output_tokens: tokens handed to the client's connection. prompt_tokens: of all prompts.
+    """
+
+    __slots__ = (
+        "_engine",
+        "_generations",
+        "_is_ended",
+        "_open_generations",
+        "_words",
+        "arrived_s",
+        "backends",
+        "characters",
+        "client",
+        "dispatched_s",
+        "encoder",
+        "explanation",
+        "finish_reason",
+        "first_token_s",
+        "identity",
+        "last_token_s",
+        "output_tokens",
+        "predicted_tokens",
+        "prompt_tokens",
+        "recomputed_tokens",
+        "request",
+        "resume_class",
+        "resumed_prompt_tokens",
+        "segments",
+        "slot",
+        "tier",
+        "upstream_s",
+        "validated_s",
+    )
+
+    def __init__(
+        self,
+        engine: PoolEngine,
+        *,
+        request: GenerationRequest,
+        identity: Identity,
+        tier: str,
+        client: Client,
+        slot: InflightSlot,
+        arrived_s: float,
+        validated_s: float,
+        prompt_tokens: int,
+        predicted_tokens: int | None,
+        characters: int,
+    ) -> None:
+        self._engine = engine
+        self._words = slot.words
+        self._generations: Sequence[Generation] = ()
+        self._open_generations = 0
+        self._is_ended = False
+        self.request = request
+        self.identity = identity
+        self.tier = tier
+        self.client = client
+        self.slot = slot
+        self.arrived_s = arrived_s
+        self.validated_s = validated_s
+        self.dispatched_s: float | None = None
+        self.upstream_s: float | None = None
+        self.first_token_s: float | None = None
+        self.last_token_s: float | None = None
+        self.encoder: Encoder | None = None
+        self.output_tokens = 0
+        self.prompt_tokens = prompt_tokens
+        self.predicted_tokens = predicted_tokens
+        self.characters = characters
+        self.recomputed_tokens = 0
+        self.resumed_prompt_tokens = 0
+        self.segments = 0
+        self.backends: list[str] = []
+        self.explanation: list[str] = []
+        self.finish_reason: str | None = None
+        self.resume_class: str | None = None
+
+    @property
+    def is_ended(self) -> bool:
+        return self._is_ended
+
+    @property
+    def request_id(self) -> str:
+        return self.slot.start.request
+
+    def begin(self, generations: Sequence[Generation]) -> None:
+        """Watch the client; its generations are about to be queued."""
+        self._generations = generations
+        self._open_generations = len(generations)
+        self.client.on_gone = self.client_gone
+        self.client.on_pause = self._paused
+        self.client.on_resume = self._resumed
+
+    # --- progress ---------------------------------------------------------------------------------------------------
+
+    def dispatched(self, backend: str, *, resumed_prompt_tokens: int, reason: str) -> None:
+        """A slice goes to a backend."""
+        words = self._words
+        if self.dispatched_s is None:
+            self.dispatched_s = self._engine.loop.time()
+            words[FIRST_DISPATCH_US] = _now_us()
+        self.segments += 1
+        words[SEGMENTS] = self.segments
+        if resumed_prompt_tokens:
+            self.resumed_prompt_tokens += resumed_prompt_tokens
+            words[RESUMED_PREFILL_TOKENS] = self.resumed_prompt_tokens
+        if backend not in self.backends:
+            self.backends.append(backend)
+        if reason and len(self.explanation) < MAX_EXPLANATION:
+            self.explanation.append(reason)
+
+    def shown(self, count: int) -> None:
+        """``count`` tokens are about to be handed to the client: the books come first."""
+        if self.first_token_s is None:
+            self.first_token_s = self._engine.loop.time()
+            self._words[FIRST_TOKEN_US] = _now_us()
+            self._words[PROMPT_TOKENS] = self.prompt_tokens
+        self.output_tokens += count
+        self._words[OUTPUT_TOKENS] = self.output_tokens
+
+    def recomputed(self, count: int) -> None:
+        """``count`` generated tokens were dropped."""
+        self.recomputed_tokens += count
+        self._words[RECOMPUTED_TOKENS] = self.recomputed_tokens
+
+    def held(self, kv_tokens: int, seconds: float) -> None:
+        """A slice has held ``kv_tokens`` of KV for ``seconds``."""
+        self._words[KV_TOKEN_US] += int(kv_tokens * seconds * 1e6)
+
+    def counted_by_backend(self, prompt_tokens: int, output_tokens: int) -> None:
+        """The backend's own counts of a whole answer."""
+        self.prompt_tokens = prompt_tokens
+        self._words[IS_BACKEND_COUNT] = 1
+        self.shown(output_tokens - self.output_tokens)
+        self._words[PROMPT_TOKENS] = prompt_tokens
+
+    def write(self, data: bytes) -> None:
+        """Hand encoded bytes to a streaming client; the head goes with the first of them."""
+        if not data:
+            return
+        client = self.client
+        if not client.has_begun:
+            assert self.encoder is not None
+            client.begin([*self.encoder.headers(), *self._engine.answer_headers(self)])
+        client.write(data)
+
+    # --- ends -------------------------------------------------------------------------------------------------------
+
+    def generation_done(self, finish_reason: str) -> None:
+        """One generation is complete and its last bytes are written; the last one ends the call."""
+        self.finish_reason = finish_reason
+        self._open_generations -= 1
+        if self._open_generations:
+            return
+        encoder = self.encoder
+        assert encoder is not None
+        self._words[PROMPT_TOKENS] = self.prompt_tokens
+        self.last_token_s = self._engine.loop.time()
+        rest = encoder.end()
+        if encoder.is_stream:
+            self.write(rest)
+            self._end("completed", None)
+            self.client.finish()
+            return
+        headers = [*encoder.headers(self._timings()), *self._engine.answer_headers(self)]
+        self._end("completed", None)
+        self.client.answer(Response(status=200, headers=headers, body=rest))
+
+    def relayed(self, response: Response | None, *, outcome: str, code: str | None) -> None:
+        """A passed-through answer is complete: all of a stream has been written, or ``response`` is the answer."""
+        self.last_token_s = self._engine.loop.time()
+        self._end(outcome, code)
+        if response is None:
+            self.client.finish()
+        else:
+            self.client.answer(response)
+
+    def fail(self, error: FairlaneError, *, outcome: str = "failed") -> None:
+        """End with an error in the client's dialect: with its real status if nothing was sent, in-band otherwise."""
+        if self._is_ended:
+            return
+        dialect = self.request.dialect
+        self._stop_generations()
+        self._end(outcome, error.code)
+        client = self.client
+        if client.has_begun:
+            client.write(stream_error(error, dialect))
+            client.finish()
+        else:
+            client.answer(self._refusal(error))
+
+    def refuse(self, error: FairlaneError) -> None:
+        """End a request that was never queued: it is not in the books."""
+        if self._is_ended:
+            return
+        self._is_ended = True
+        self._stop_generations()
+        self._engine.call_refused(self, error)
+        self.client.answer(self._refusal(error))
+
+    def _refusal(self, error: FairlaneError) -> Response:
+        extra = self._engine.answer_headers(self)
+        status, headers, body = error_response(error, self.request.dialect, extra=extra)
+        return Response(status=status, headers=headers, body=body)
+
+    def client_gone(self) -> None:
+        """The client's connection has closed: everything of this request ends in this turn."""
+        if self._is_ended:
+            return
+        self._stop_generations()
+        self._end("cancelled", "client_stalled" if self.client.is_stalled else None)
+
+    def _stop_generations(self) -> None:
+        for generation in self._generations:
+            generation.cancel()
+
+    def _end(self, outcome: str, code: str | None) -> None:
+        self._is_ended = True
+        self._engine.call_ended(self, outcome=outcome, code=code)
+
+    def _timings(self) -> Timings:
+        now = self._engine.loop.time()
+        dispatched = self.dispatched_s if self.dispatched_s is not None else now
+        return Timings(
+            total_s=now - self.arrived_s,
+            validation_s=self.validated_s - self.arrived_s,
+            queue_s=dispatched - self.validated_s,
+            inference_s=now - dispatched,
+        )
+
+    def _paused(self) -> None:
+        for generation in self._generations:
+            generation.pause()
+
+    def _resumed(self) -> None:
+        for generation in self._generations:
+            generation.resume()

@@ -1,0 +1,66 @@
+"""``fairlane router``: one router process on uvloop."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import socket
+
+import uvloop
+
+from router_ext import __version__
+from router_ext.gateway.admin import AdminApp
+from router_ext.gateway.app import App
+from router_ext.gateway.lifespan import Router
+from router_ext.gateway.server import RouterServer, listen, make_server
+from router_ext.obs import logs
+from router_ext.settings import RouterSettings, load_router_settings
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--host", help="address to listen on (FAIRLANE_ROUTER_HOST)")
+    parser.add_argument("--port", type=int, help="port to listen on (FAIRLANE_ROUTER_PORT)")
+    parser.add_argument("--dir", help="folder for snapshot, spool and counters (FAIRLANE_ROUTER_DIR)")
+    parser.add_argument("--snapshot-file", help="serve this snapshot, without a control plane")
+    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), help="least level of the log")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until SIGTERM or SIGINT, then drain. 0: everything ended in order."""
+    settings, _ = load_router_settings(
+        host=args.host, port=args.port, dir=args.dir, snapshot_file=args.snapshot_file, log_level=args.log_level
+    )
+    listener = listen(settings, host=settings.host, port=settings.port)
+    admin = None
+    if settings.admin_port is not None:
+        admin = listen(settings, host=settings.admin_host, port=settings.admin_port)
+    logs.configure(level=settings.log_level, router=settings.id)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(settings, listener, admin))
+    return 0
+
+
+async def serve(settings: RouterSettings, listener: socket.socket, admin: socket.socket | None = None) -> None:
+    """Run one router on sockets that are bound already."""
+    log = logs.get_logger(__name__)
+    router = Router(settings)
+    async with router.running():
+        servers: list[RouterServer] = []
+
+        def finish() -> None:
+            for each in servers:
+                each.finish()
+
+        server = make_server(App(router), settings, on_drain=lambda: router.begin_drain(finish))
+        servers.append(server)
+        async with asyncio.TaskGroup() as tasks:
+            if admin is not None and settings.admin_token is not None:
+                token = settings.admin_token.get_secret_value()
+                admin_server = make_server(AdminApp(router, token), settings)
+                servers.append(admin_server)
+                tasks.create_task(admin_server.serve(sockets=[admin]))
+            host, port = listener.getsockname()[:2]
+            log.info("router.listening", host=host, port=port, version=__version__)
+            await server.serve(sockets=[listener])
+            finish()
+    log.info("router.stopped")

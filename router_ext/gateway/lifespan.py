@@ -1,0 +1,359 @@
+"""One router process: configuration in, engines running, books kept, and an orderly end.
+
+start   open the ledger (booking what a killed predecessor left), apply the saved snapshot, listen
+run     follow the control plane; each new snapshot is validated whole, then applied to every pool
+drain   SIGTERM: readiness false at once, new requests refused, running ones go on up to the limit
+stop    the rest ends with a clear error, usage is flushed, sockets close
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from router_ext import __version__
+from router_ext.backends.base import Backend
+from router_ext.backends.pool import State
+from router_ext.backends.tgi import TgiBackend
+from router_ext.errors import ArtifactRefused, NoBackend, SettingsError, SnapshotRefused
+from router_ext.gateway.configure import Directory
+from router_ext.gateway.engine import PoolEngine
+from router_ext.obs.logs import get_logger
+from router_ext.obs.metrics import BackendReading, Metrics, Readings, TenantReading
+from router_ext.predict.baseline import KIND, Baseline
+from router_ext.settings import RouterSettings, load_backend_key
+from router_ext.sync.ledger import Ledger, now_us
+from router_ext.sync.link import ControlPlaneLink
+from router_ext.sync.snapshot_file import decode_snapshot
+from router_ext.wire.controlplane import (
+    ArtifactRecord,
+    BackendRecord,
+    BackendState,
+    ConfigSnapshot,
+    Heartbeat,
+    PoolState,
+    TenantState,
+)
+
+SNAPSHOT_FILE_POLL_S = 0.2
+"""How often a snapshot file given in place of a control plane is looked at."""
+
+_log = get_logger(__name__)
+
+
+class Router:
+    """Everything of one process but its sockets.
+
+    Attributes:
+        directory: the snapshot in force, None before the first.
+        active: generation requests inside the process, those being measured included.
+    """
+
+    def __init__(self, settings: RouterSettings) -> None:
+        self.settings = settings
+        self.loop = asyncio.get_running_loop()
+        self.metrics = Metrics(self.readings)
+        self.executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
+        self.directory: Directory | None = None
+        self.engines: dict[str, PoolEngine] = {}
+        self.ledger: Ledger
+        self.is_draining = False
+        self.active = 0
+        self._link: ControlPlaneLink | None = None
+        self._tasks: asyncio.TaskGroup
+        self._engine_tasks: dict[str, asyncio.Task[None]] = {}
+        self._refused: tuple[int, str] | None = None
+        self._applied_at_us = 0
+        self._drained = asyncio.Event()
+
+    # --- life -------------------------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> Any:
+        """Open the books and run everything in the background for the time of the block.
+
+        Raises:
+            SettingsError: another process uses the folder.
+        """
+        settings = self.settings
+        self.ledger = Ledger.open(settings.dir, now_us=now_us())
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                background = tasks.create_task(await self._start())
+                try:
+                    yield self
+                finally:
+                    background.cancel()
+                    for task in self._engine_tasks.values():
+                        task.cancel()
+                    for engine in self.engines.values():
+                        engine.close()
+                        await engine.backends.close()
+            if self._link is not None:
+                await self._link.close()
+        finally:
+            self.ledger.close()
+            self.executor.shutdown(wait=False, cancel_futures=True)
+
+    async def _start(self) -> Coroutine[Any, Any, None]:
+        settings = self.settings
+        if settings.snapshot_file is not None:
+            await self._load_file()
+            return self._follow_file()
+        if not settings.controlplane_url or settings.token is None:
+            raise SettingsError("neither a control plane nor a snapshot file is configured")
+        self._link = ControlPlaneLink(
+            url=settings.controlplane_url,
+            token=settings.token.get_secret_value(),
+            directory=settings.dir,
+            router=settings.id,
+            ledger=self.ledger,
+            apply=self.apply,
+            on_artifact=self.load_artifact,
+            build_heartbeat=self.heartbeat,
+        )
+        await self._link.start()
+        return self._link.run()
+
+    async def _load_file(self) -> None:
+        path = self.settings.snapshot_file
+        assert path is not None
+        try:
+            snapshot = await asyncio.to_thread(lambda: decode_snapshot(path.read_bytes()))
+            await self.apply(snapshot)
+        except OSError as error:
+            self._refused = (0, f"{path}: {error.strerror}")
+        except SnapshotRefused as error:
+            self._refused = (0, error.message)
+        else:
+            self._refused = None
+            return
+        _log.error("config.refused", reason=self._refused[1])
+
+    async def _follow_file(self) -> None:
+        """Watch the snapshot file; keep the books' upkeep that the control plane's link does otherwise."""
+        path = self.settings.snapshot_file
+        assert path is not None
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.ledger.run())
+            seen = await asyncio.to_thread(_stamp, path)
+            while True:
+                await asyncio.sleep(SNAPSHOT_FILE_POLL_S)
+                stamp = await asyncio.to_thread(_stamp, path)
+                if stamp != seen:
+                    seen = stamp
+                    await self._load_file()
+
+    def begin_drain(self, finish: Any) -> None:
+        """SIGTERM: refuse what is new, let run what runs, then call ``finish``."""
+        self.is_draining = True
+        _log.info("router.draining", running=self.active, limit_s=self.settings.drain_limit_s)
+        if self._link is not None:
+            self._link.heartbeat.notify()
+        self._tasks.create_task(self._drain(finish))
+
+    async def _drain(self, finish: Any) -> None:
+        try:
+            async with asyncio.timeout(self.settings.drain_limit_s):
+                while self.active:
+                    self._drained.clear()
+                    await self._drained.wait()
+        except TimeoutError:
+            _log.warning("router.drain_limit", running=self.active)
+            for engine in self.engines.values():
+                engine.end_all(draining())
+            # What is still being measured ends by the server's own limit.
+        finish()
+
+    def request_ended(self) -> None:
+        """A generation request has left the process."""
+        self.active -= 1
+        if not self.active:
+            self._drained.set()
+
+    # --- configuration ----------------------------------------------------------------------------------------------
+
+    async def apply(self, snapshot: ConfigSnapshot) -> None:
+        """Validate a snapshot whole, then put it in force.
+
+        Raises:
+            SnapshotRefused: with the reason; the last good one keeps serving.
+        """
+        # Ten thousands of keys take a while; the loop goes on serving.
+        directory = await asyncio.to_thread(Directory, snapshot, self.settings.peppers)
+        for pool, record in directory.pools.items():
+            engine = self.engines.get(pool)
+            if engine is None:
+                engine = self.engines[pool] = PoolEngine(
+                    record=record,
+                    snapshot=snapshot,
+                    settings=self.settings,
+                    ledger=self.ledger,
+                    metrics=self.metrics,
+                    spawn=self._tasks.create_task,
+                    executor=self.executor,
+                    make_client=self._make_client,
+                )
+                self._engine_tasks[pool] = self._tasks.create_task(engine.run(), name=f"pool {record.name}")
+            else:
+                engine.apply(record, snapshot)
+        for pool in [pool for pool in self.engines if pool not in directory.pools]:
+            engine = self.engines.pop(pool)
+            engine.end_all(NoBackend("This model is not served any more.", code="model_removed"))
+            self._engine_tasks.pop(pool).cancel()
+            engine.close()
+        self.directory = directory
+        self._applied_at_us = now_us()
+
+    def _make_client(self, record: BackendRecord) -> Backend:
+        settings = self.settings
+        return TgiBackend(
+            record.url,
+            api_key=load_backend_key(record.api_key_name) if record.api_key_name else None,
+            connect_timeout_s=settings.connect_timeout_s,
+            idle_timeout_s=settings.upstream_idle_s,
+            unary_timeout_s=settings.unary_timeout_s,
+        )
+
+    async def load_artifact(self, pool: str, record: ArtifactRecord, data: bytes) -> None:
+        """Put a pool's predictor in force.
+
+        Raises:
+            ArtifactRefused: the one in force stays.
+        """
+        if record.kind != KIND:
+            raise ArtifactRefused(f"this router serves no predictor of kind {record.kind!r}")
+        loaded = await asyncio.to_thread(Baseline.from_bytes, data)
+        engine = self.engines.get(pool)
+        if engine is not None:
+            engine.predictor, engine.predictor_digest = loaded, record.digest
+
+    # --- state ------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_ready(self) -> bool:
+        """Has a configuration and a usable backend, and is not draining."""
+        return not self.is_draining and any(engine.backends.up for engine in self.engines.values())
+
+    def why_not_ready(self) -> str:
+        """One sentence for the operator."""
+        if self.is_draining:
+            return "draining"
+        if self.directory is None:
+            return f"no configuration: {self._refused[1]}" if self._refused else "no configuration yet"
+        return "no backend is up"
+
+    def heartbeat(self) -> Heartbeat:
+        """What this router does now."""
+        config = self._link.config if self._link is not None else None
+        return Heartbeat(
+            router=self.settings.id,
+            version=__version__,
+            address=f"{self.settings.host}:{self.settings.port}",
+            applied_revision=self.directory.revision if self.directory else 0,
+            applied_at_us=self._applied_at_us,
+            refused_revision=config.refused_revision if config else None,
+            refused_reason=config.refused_reason if config else None,
+            spool_events=self.ledger.pending_events,
+            spool_bytes=self.ledger.pending_bytes,
+            is_draining=self.is_draining,
+            pools=[_pool_state(pool, engine) for pool, engine in self.engines.items()],
+        )
+
+    def readings(self) -> Readings:
+        """State for the metrics pages."""
+        now = Readings(
+            spool_events=self.ledger.pending_events,
+            spool_bytes=self.ledger.pending_bytes,
+            applied_revision=self.directory.revision if self.directory else 0,
+            is_draining=self.is_draining,
+        )
+        for engine in self.engines.values():
+            stats = engine.scheduler.stats()
+            now.inflight[engine.name] = stats.running
+            for tier, count in stats.queued_by_tier.items():
+                now.queued[engine.name, tier] = count
+            for b in stats.backends:
+                member = engine.backends.members.get(b.backend)
+                now.backends.append(
+                    BackendReading(
+                        pool=engine.name,
+                        backend=b.backend,
+                        is_up=b.is_up,
+                        running=b.running,
+                        reserved_tokens=b.reserved_tokens,
+                        kv_tokens=b.usable_tokens,
+                        queue_size=None if member is None else member.queue_size,
+                    )
+                )
+            for t in stats.tenants:
+                prompt_tokens, output_tokens = engine.tenant_tokens.get(t.tenant, (0, 0))
+                now.tenants.append(
+                    TenantReading(
+                        pool=engine.name,
+                        tenant=t.tenant,
+                        queued=t.queued,
+                        running=t.running,
+                        weight=t.weight,
+                        prompt_tokens=prompt_tokens,
+                        output_tokens=output_tokens,
+                    )
+                )
+        return now
+
+
+def draining() -> NoBackend:
+    """The refusal of a router that ends."""
+    return NoBackend("The router is shutting down.", code="draining", retry_after_s=2.0)
+
+
+def _stamp(path: Any) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ino
+
+
+def _pool_state(pool: str, engine: PoolEngine) -> PoolState:
+    stats = engine.scheduler.stats()
+    by_backend = {b.backend: b for b in stats.backends}
+    backends = []
+    for backend, member in engine.backends.members.items():
+        b = by_backend.get(backend)
+        is_cordoned = member.record.is_cordoned and member.state is State.UP
+        backends.append(
+            BackendState(
+                backend=backend,
+                state="cordoned" if is_cordoned else member.state,
+                running=b.running if b else 0,
+                reserved_tokens=b.reserved_tokens if b else 0,
+                kv_tokens=b.usable_tokens if b else 0,
+                detail=member.detail,
+            )
+        )
+    return PoolState(
+        pool=pool,
+        policy=stats.policy,
+        queued_by_tier={str(tier): count for tier, count in stats.queued_by_tier.items()},
+        running=stats.running,
+        backends=backends,
+        tenants=[
+            TenantState(
+                tenant=t.tenant,
+                queued=t.queued,
+                running=t.running,
+                counter=t.counter,
+                output_tokens_total=t.output_tokens_total,
+                prompt_tokens_total=t.prompt_tokens_total,
+            )
+            for t in stats.tenants
+        ],
+        predictor_digest=engine.predictor_digest,
+        bound_service=stats.bound_service,
+        largest_gap_service=stats.largest_gap_service,
+    )

@@ -1,0 +1,150 @@
+"""Sizes of a request before it is queued: its prompts as text, and their tokens as the backend will count them.
+
+A pool with a tokenizer file is measured here, long prompts in a worker thread; otherwise a backend's ``/tokenize``
+counts, at most one large text at a time (TGI has two tokenizer threads for everybody). Chats are templated by the
+backend alone, which counts them in the same call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import orjson
+
+from router_ext.backends.probe import chat_tokenize, tokenize
+from router_ext.errors import UpstreamFailed
+from router_ext.gateway.bos import chat_prompt
+from router_ext.gateway.dialects import Body, Lengths, fit_lengths
+from router_ext.gateway.generation import GenerationRequest, ModelLimits, PassThrough, ResumeClass
+from router_ext.gateway.passthrough import pass_chat
+from router_ext.gateway.refusals import refusal_of
+from router_ext.wire.tgi import decode_error
+
+if TYPE_CHECKING:
+    from router_ext.gateway.engine import PoolEngine
+
+INLINE_CHARACTERS = 4_000
+"""Shorter texts are tokenised on the loop: some 0.2 ms at most, less than a thread's detour costs everybody."""
+
+LARGE_BYTES = 100_000
+"""From here on a text is large for a backend's tokenizer threads."""
+
+AFFINITY_CHARACTERS = 512
+"""Shorter prompts have nothing worth being found in a cache."""
+
+ATTEMPTS = 2
+"""Backends asked before a measurement fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt of a request: its text as sent upstream, and its sizes."""
+
+    text: str
+    lengths: Lengths
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A request ready to be queued. ``passthrough``: it goes whole to that endpoint instead."""
+
+    prompts: tuple[Prompt, ...]
+    characters: int
+    resume_class: ResumeClass
+    passthrough: PassThrough | None
+
+
+async def measure(engine: PoolEngine, request: GenerationRequest, body: Body, limits: ModelLimits) -> Measured:
+    """Template, count, and check against the largest backend.
+
+    Raises:
+        RequestRefused: too long for any backend (with both numbers and the limit), or refused by the chat template.
+        UpstreamFailed, NoBackend: nobody could count.
+    """
+    if request.chat_body is None:
+        counts = [await count(engine, text) for text in request.prompts]
+        return Measured(
+            prompts=tuple(
+                Prompt(text, fit_lengths(request, tokens, limits))
+                for text, tokens in zip(request.prompts, counts, strict=True)
+            ),
+            characters=sum(map(len, request.prompts)),
+            resume_class=ResumeClass.EXACT,
+            passthrough=request.passthrough,
+        )
+    return await _measure_chat(engine, request, body, limits)
+
+
+async def count(engine: PoolEngine, text: str) -> int:
+    """Tokens of a prompt as TGI counts them."""
+    tokenizer = engine.tokenizer
+    if tokenizer is not None:
+        if len(text) <= INLINE_CHARACTERS:
+            return tokenizer.count(text)
+        return await asyncio.get_running_loop().run_in_executor(engine.executor, tokenizer.count, text)
+    if len(text) * 4 < LARGE_BYTES:
+        return await _count_upstream(engine, text)
+    async with engine.large_texts:
+        return await _count_upstream(engine, text)
+
+
+async def _count_upstream(engine: PoolEngine, text: str) -> int:
+    for attempt in range(ATTEMPTS):
+        member = await engine.some_member()
+        try:
+            return len(await tokenize(member.client, text))
+        except UpstreamFailed as error:
+            engine.upstream_failed(member, error)
+            if attempt + 1 == ATTEMPTS:
+                raise
+    raise AssertionError("unreachable")
+
+
+async def _measure_chat(engine: PoolEngine, request: GenerationRequest, body: Body, limits: ModelLimits) -> Measured:
+    assert request.chat_body is not None
+    # The client's own body: tools and everything else that the template may look at are in it.
+    question = _chat_question(request, body)
+    for attempt in range(ATTEMPTS):
+        member = await engine.some_member()
+        try:
+            chat, reply = await chat_tokenize(member.client, question)
+            break
+        except UpstreamFailed as error:
+            engine.upstream_failed(member, error)
+            if attempt + 1 == ATTEMPTS:
+                raise
+    if chat is None:
+        problem = decode_error(reply.status, reply.body)
+        raise refusal_of(problem)
+    passthrough = request.passthrough
+    knowledge = member.knowledge
+    if knowledge is None or knowledge.bos is None:
+        passthrough = passthrough or pass_chat(request, body.raw, "template")
+        text, resume_class = chat.templated_text, ResumeClass.NEVER
+    else:
+        prompt = chat_prompt(knowledge.bos, chat)
+        text, resume_class = prompt.text or "", prompt.resume_class
+        if prompt.text is None:
+            passthrough = passthrough or pass_chat(request, body.raw, "bos")
+    lengths = fit_lengths(request, len(chat.tokenize_response), limits)
+    return Measured(
+        prompts=(Prompt(text, lengths),),
+        characters=len(chat.templated_text),
+        resume_class=resume_class,
+        passthrough=passthrough,
+    )
+
+
+def _chat_question(request: GenerationRequest, body: Body) -> bytes:
+    if request.passthrough is not None:
+        return request.passthrough.body
+    return orjson.dumps(request.chat_body)
+
+
+def spec_affinity(tenant: str, text: str) -> str | None:
+    """Key of a prompt's beginning, salted by the tenant: conversations that share it prefer the same backend."""
+    if len(text) < AFFINITY_CHARACTERS:
+        return None
+    return f"{tenant}:{hash(text[:AFFINITY_CHARACTERS]):x}"

@@ -1,0 +1,128 @@
+"""The client's end of one request: a stream on its connection or one whole answer, and what happens when it leaves.
+
+Nothing is sent before there is something to send: a refusal keeps its real status as long as no byte has gone out.
+A client that does not read pauses its upstream; one that reads nothing for ``stall_limit_s`` is cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from router_ext.gateway.exchange import Exchange
+from router_ext.wire.headers import Headers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Response:
+    """A whole answer, to be sent by plain ASGI."""
+
+    status: int
+    headers: Headers
+    body: bytes
+
+
+class Client:
+    """Where an answer goes. ``done`` resolves with the whole answer, or with None once a stream has ended.
+
+    Attributes:
+        on_gone: called once, in the turn in which the connection closed, unless the answer is complete.
+        on_pause, on_resume: the client has stopped, or begun again, to read.
+    """
+
+    __slots__ = (
+        "_exchange",
+        "_loop",
+        "_stall_limit_s",
+        "_stall_timer",
+        "done",
+        "is_stalled",
+        "on_gone",
+        "on_pause",
+        "on_resume",
+    )
+
+    def __init__(self, exchange: Exchange, *, stall_limit_s: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._exchange = exchange
+        self._stall_limit_s = stall_limit_s
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self.done: asyncio.Future[Response | None] = self._loop.create_future()
+        self.is_stalled = False
+        self.on_gone: Callable[[], None] | None = None
+        self.on_pause: Callable[[], None] | None = None
+        self.on_resume: Callable[[], None] | None = None
+        exchange.on_gone = self._left
+        exchange.on_pause = self._paused
+        exchange.on_resume = self._resumed
+
+    @property
+    def is_gone(self) -> bool:
+        """The connection has closed."""
+        return self._exchange.is_gone
+
+    @property
+    def has_begun(self) -> bool:
+        """A stream's head has been written: its status can no longer change."""
+        return self._exchange.is_open
+
+    @property
+    def is_paused(self) -> bool:
+        """The client does not read."""
+        return self._exchange.is_paused
+
+    def begin(self, headers: Headers) -> None:
+        """Open the stream with status 200."""
+        self._exchange.open(200, headers)
+
+    def write(self, data: bytes) -> None:
+        """Hand bytes to the connection."""
+        self._exchange.write(data)
+
+    def finish(self) -> None:
+        """End the stream; the dialect's own end has been written."""
+        self._release()
+        self._exchange.finish()
+        self._resolve(None)
+
+    def answer(self, response: Response) -> None:
+        """Give the whole answer (or a refusal of a stream that has not begun)."""
+        self._release()
+        self._resolve(response)
+
+    def _resolve(self, response: Response | None) -> None:
+        if not self.done.done():
+            self.done.set_result(response)
+
+    def _release(self) -> None:
+        exchange = self._exchange
+        exchange.on_gone = exchange.on_pause = exchange.on_resume = None
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+
+    def _left(self) -> None:
+        self._release()
+        callback, self.on_gone = self.on_gone, None
+        if callback is not None:
+            callback()
+        self._resolve(None)
+
+    def _paused(self) -> None:
+        if self._stall_timer is None:
+            self._stall_timer = self._loop.call_later(self._stall_limit_s, self._stalled)
+        if self.on_pause is not None:
+            self.on_pause()
+
+    def _resumed(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+        if self.on_resume is not None:
+            self.on_resume()
+
+    def _stalled(self) -> None:
+        # Cutting the connection runs the same way as a client that leaves.
+        self.is_stalled = True
+        self._exchange.abort()
