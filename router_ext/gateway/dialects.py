@@ -337,7 +337,7 @@ def _check_native_shape(body: Body) -> dict[str, Any]:
     if body.dialect is Dialect.COMPAT and "stream" in data:
         check_value(data["stream"], "bool", "stream")
     if "inputs" not in data:
-        refuse_shape("missing field `inputs`")
+        refuse_shape("missing field `inputs`", param="inputs")
     return p
 
 
@@ -436,10 +436,10 @@ def _decode_chat(body: Body, limits: ModelLimits) -> GenerationRequest:
     data = body.data
     check_fields(data, _CHAT_FIELDS)
     if "messages" not in data:
-        refuse_shape("missing field `messages`")
+        refuse_shape("missing field `messages`", param="messages")
     has_image = check_messages(data["messages"])
     if "max_tokens" in data and "max_completion_tokens" in data:
-        refuse_shape("duplicate field `max_tokens`", "max_tokens")
+        refuse_shape("duplicate field `max_tokens`", param="max_tokens")
     include_usage = _check_stream_options(data)
     tools = check_tools(data["tools"]) if data.get("tools") is not None else []
     mode, function = tool_choice_of(data.get("tool_choice"))
@@ -517,7 +517,7 @@ def _decode_completion(body: Body, limits: ModelLimits) -> GenerationRequest:
     data = body.data
     check_fields(data, _COMPLETION_FIELDS)
     if "prompt" not in data:
-        refuse_shape("missing field `prompt`")
+        refuse_shape("missing field `prompt`", param="prompt")
     prompt = data["prompt"]
     if isinstance(prompt, str):
         prompts: tuple[str, ...] = (prompt,)

@@ -25,13 +25,13 @@ Fields = Mapping[str, tuple[str, bool]]
 """Field name to (kind, may be null). Kinds: u32, u64, usize, i32, f32, bool, str, strings, f32s, list, any."""
 
 
-def refuse_shape(problem: str, path: str = "") -> NoReturn:
-    """Refuse a body whose JSON does not have the expected shape."""
+def refuse_shape(problem: str, path: str = "", *, param: str | None = None) -> NoReturn:
+    """Refuse a body whose JSON does not have the expected shape. ``path`` is where; ``param`` if only that is known."""
     where = f"{path}: " if path else ""
     raise RequestRefused(
         f"Failed to deserialize the JSON body into the target type: {where}{problem}",
         code="invalid_parameter",
-        param=path or None,
+        param=param or path or None,
     )
 
 
