@@ -19,13 +19,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantStats:
-    """One tenant in this pool. ``counter``: service per weight, above the pool's floor (negative: below)."""
+    """One tenant in this pool.
+
+    ``counter``: service per weight above the pool's floor (negative: below), fit to be shown and compared.
+    ``raw_counter``: the counter itself, lifts included; only its changes mean something.
+    """
 
     tenant: TenantId
     weight: float
     queued: int
     running: int
     counter: float
+    raw_counter: float
     prompt_tokens_total: int
     output_tokens_total: int
     dispatched_total: int
@@ -106,6 +111,7 @@ def pool_stats(
                 queued=tenant.num_queued,
                 running=tenant.num_running,
                 counter=tenant.counter - floor,
+                raw_counter=tenant.counter,
                 prompt_tokens_total=tenant.prompt_tokens,
                 output_tokens_total=tenant.output_tokens,
                 dispatched_total=tenant.num_dispatched,

@@ -1,0 +1,204 @@
+"""Weighted token counters and queues kept a second time, the slow and obvious way, to judge the scheduler by.
+
+Everything is a plain scan. The constants (U', passes) are computed here from the numbers of the scenario, not taken
+from the product. Laws are those of the published algorithm, as read for bounded urgency; each has a name, so that a
+test can watch a single one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import combinations
+
+SLACK = 1e-6
+
+
+class LawBroken(AssertionError):
+    """A law does not hold; the message starts with its name."""
+
+
+@dataclass(slots=True)
+class Job:
+    """One request as the oracle sees it."""
+
+    name: str
+    tenant: str
+    tier: str
+    order: int
+    prompt: int
+    cap: int
+    length: int
+    preferred_slice: int
+    input_tokens: int
+    output: int = 0
+    paid_in: int = 0
+    paid_out: int = 0
+    resumed: bool = False
+    place: str = "new"
+    backend: str = ""
+    upstream: str = ""
+    outcomes: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Oracle:
+    """See the module. ``targets``: tiers that have a TTFT target. ``ranks``: tier -> rank."""
+
+    weights: dict[str, float]
+    ranks: dict[str, int]
+    targets: set[str]
+    w_prompt: float
+    w_output: float
+    pool_tokens: int
+    longest_prompt: int
+    burst: float
+    backfill: float
+    laws: frozenset[str]
+    counter: dict[str, float] = field(default_factory=dict)
+    delivered: dict[str, float] = field(default_factory=dict)
+    queues: dict[str, list[Job]] = field(default_factory=dict)
+    last_left: str | None = None
+    pairs: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
+    worst_counter: float = 0.0
+    worst_pair: float = 0.0
+
+    def __post_init__(self) -> None:
+        for tenant in self.weights:
+            self.counter[tenant] = self.delivered[tenant] = 0.0
+            self.queues[tenant] = []
+
+    # --- constants -------------------------------------------------------------------------------------------------
+
+    @property
+    def peak(self) -> float:
+        return self.w_output * (self.pool_tokens + 1) + max(0.0, self.w_prompt - self.w_output) * self.longest_prompt
+
+    def urgency_pass(self, tenant: str) -> float:
+        return self.burst * self.peak / self.weights[tenant] if self.targets else 0.0
+
+    def backfill_pass(self, tenant: str) -> float:
+        return self.backfill * self.peak / self.weights[tenant]
+
+    def counter_bound(self, tenant: str) -> float:
+        largest = max(self.urgency_pass(tenant), self.backfill_pass(tenant))
+        return self.peak / self.weights[tenant] + largest
+
+    # --- what is read ----------------------------------------------------------------------------------------------
+
+    def backlogged(self) -> list[str]:
+        return [tenant for tenant, queue in self.queues.items() if queue]
+
+    def floor(self) -> float | None:
+        return min((self.counter[tenant] for tenant in self.backlogged()), default=None)
+
+    def line(self, tenant: str, tier: str | None = None) -> list[Job]:
+        """Waiting jobs in order: rank, ran before, arrival."""
+        jobs = [job for job in self.queues[tenant] if tier is None or job.tier == tier]
+        return sorted(jobs, key=lambda job: (self.ranks[job.tier], job.tier, not job.resumed, job.order))
+
+    def is_urgent(self, job: Job) -> bool:
+        return job.tier in self.targets and job.output == 0
+
+    # --- what happens ----------------------------------------------------------------------------------------------
+
+    def enqueue(self, job: Job) -> None:
+        tenant = job.tenant
+        if not self.queues[tenant]:
+            floor = self.floor()
+            if floor is None and self.last_left is not None:
+                floor = self.counter[self.last_left]
+            if floor is not None:
+                self.counter[tenant] = max(self.counter[tenant], floor)
+            self.queues[tenant].append(job)
+            for other in self.backlogged():
+                if other != tenant:
+                    pair = (min(tenant, other), max(tenant, other))
+                    gap = self._gap(pair)
+                    self.pairs[pair] = (gap, gap)
+            self._watch_counter(tenant)
+        else:
+            self.queues[tenant].append(job)
+        job.place = "queued"
+
+    def leave(self, job: Job) -> None:
+        tenant = job.tenant
+        self.queues[tenant] = [other for other in self.queues[tenant] if other is not job]
+        if not self.queues[tenant]:
+            self.last_left = tenant
+            self.pairs = {pair: span for pair, span in self.pairs.items() if tenant not in pair}
+
+    def dispatch(self, job: Job) -> None:
+        """Judge and book an admission."""
+        if job.place != "queued":
+            raise LawBroken(f"lifecycle: {job.name} was dispatched while {job.place}")
+        tenant = job.tenant
+        if "no_skipping" in self.laws:
+            floor = self.floor()
+            assert floor is not None
+            ahead = self.counter[tenant] - floor
+            allowed = self.backfill_pass(tenant)
+            if self.is_urgent(job):
+                allowed = max(allowed, self.urgency_pass(tenant))
+            if ahead > allowed + SLACK:
+                raise LawBroken(
+                    f"no_skipping: {job.name} of {tenant} is {ahead:g} ahead of the floor, pass {allowed:g}"
+                )
+        if "client_fifo" in self.laws:
+            first = self.line(tenant, job.tier)[0]
+            if first is not job:
+                raise LawBroken(f"client_fifo: {job.name} went before {first.name} of the same tenant and tier")
+        self.leave(job)
+        job.place = "running"
+        unpaid = max(0, job.prompt - job.paid_in)
+        job.paid_in = max(job.paid_in, job.prompt)
+        self._charge(tenant, self.w_prompt * unpaid)
+
+    def token(self, job: Job) -> None:
+        job.output += 1
+        if job.output > job.paid_out:
+            job.paid_out = job.output
+            self._charge(job.tenant, self.w_output)
+
+    def _charge(self, tenant: str, service: float) -> None:
+        if not service:
+            return
+        self.counter[tenant] += service / self.weights[tenant]
+        self.delivered[tenant] += service
+        if not self.queues[tenant]:
+            return
+        self._watch_counter(tenant)
+        for other in self.backlogged():
+            if other != tenant:
+                self._watch_pair((min(tenant, other), max(tenant, other)))
+
+    def _watch_counter(self, tenant: str) -> None:
+        floor = self.floor()
+        assert floor is not None
+        ratio = (self.counter[tenant] - floor) / self.counter_bound(tenant)
+        self.worst_counter = max(self.worst_counter, ratio)
+        if "counter_bound" in self.laws and ratio > 1.0 + SLACK:
+            raise LawBroken(f"counter_bound: {tenant} is {ratio:.3f} of its bound above the floor")
+
+    def _gap(self, pair: tuple[str, str]) -> float:
+        return sum(
+            sign * self.delivered[tenant] / self.weights[tenant] for sign, tenant in zip((1, -1), pair, strict=True)
+        )
+
+    def _watch_pair(self, pair: tuple[str, str]) -> None:
+        gap = self._gap(pair)
+        low, high = self.pairs[pair]
+        bound = sum(self.counter_bound(tenant) for tenant in pair)
+        ratio = max(gap - low, high - gap) / bound
+        self.worst_pair = max(self.worst_pair, ratio)
+        self.pairs[pair] = (min(low, gap), max(high, gap))
+        if "pair_bound" in self.laws and ratio > 1.0 + SLACK:
+            raise LawBroken(f"pair_bound: {pair} drifted {ratio:.3f} of their bound apart while both had work waiting")
+
+    def total_delivered(self) -> float:
+        return sum(self.delivered.values())
+
+
+def gaps(values: Iterable[float]) -> float:
+    """Largest difference between any two values."""
+    return max((abs(a - b) for a, b in combinations(values, 2)), default=0.0)
