@@ -134,5 +134,6 @@ def read_environment() -> Environment:
             name = "_".join(str(p) for p in item["loc"]).upper()
             if name and name not in ("DATABASE_URL", "REDIS_URL"):
                 name = f"FAIRLANE_{name}"
-            lines.append(f"{name}: {item['msg']}" if name else item["msg"])
+            message = item["msg"].removeprefix("Value error, ")
+            lines.append(f"{name}: {message}" if name else message)
         raise ImproperlyConfigured("; ".join(lines)) from None

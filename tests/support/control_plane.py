@@ -1,0 +1,183 @@
+"""Builders and processes for tests of the control plane."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+import msgspec
+from django.db import connection
+from django.test import Client
+
+from controlplane.accounts.actions import issue_token
+from controlplane.accounts.models import Role, User
+from controlplane.common.actor import Actor, system_actor
+from controlplane.common.clock import to_us, utc_now
+from controlplane.fleet.actions import create_backend, create_pool
+from controlplane.fleet.models import Backend, Pool
+from controlplane.keys.actions import issue_key
+from controlplane.keys.models import ApiKey
+from controlplane.tenants.actions import create_tenant
+from controlplane.tenants.models import Tenant
+from controlplane.tiers.actions import create_tier
+from controlplane.tiers.models import Tier
+from router_ext.wire.controlplane import UsageBatch, UsageEvent
+
+_numbers = count(1)
+
+
+def make_user(*, role: str = Role.OPERATOR, email: str | None = None, password: str = "a long enough password") -> User:
+    return User.objects.create_user(email or f"person{next(_numbers)}@example.test", password, role=role)
+
+
+def make_tier(actor: Actor, name: str, **fields: Any) -> Tier:
+    return Tier.objects.filter(name=name).first() or create_tier(
+        actor=actor, name=name, **{"rank": next(_numbers), **fields}
+    )
+
+
+def make_tenant(actor: Actor, **fields: Any) -> Tenant:
+    number = next(_numbers)
+    given = {"name": f"Tenant {number}", "slug": f"tenant-{number}", "tiers": ["standard"], "default_tier": "standard"}
+    for name in {*given["tiers"], *fields.get("tiers", ())}:
+        make_tier(actor, name)
+    return create_tenant(actor=actor, **{**given, **fields})
+
+
+def make_pool(actor: Actor, **fields: Any) -> Pool:
+    return create_pool(actor=actor, **{"name": f"model-{next(_numbers)}", **fields})
+
+
+def make_backend(actor: Actor, pool: Pool, **fields: Any) -> Backend:
+    number = next(_numbers)
+    given = {"name": f"backend-{number}", "url": f"http://10.0.0.1:{3000 + number}", "kv_tokens": 4_096}
+    return create_backend(actor=actor, pool=pool.id, **{**given, **fields})
+
+
+def make_key(actor: Actor, tenant: Tenant, pool: Pool, **fields: Any) -> tuple[ApiKey, str]:
+    return issue_key(actor=actor, tenant_id=tenant.id, default_pool=pool.id, **{"name": "a key", **fields})
+
+
+def usage_event(**fields: Any) -> UsageEvent:
+    """A completed request of a minute ago: 10 prompt tokens, 20 output tokens, TTFT 250 ms."""
+    arrived = fields.pop("arrived_at_us", to_us(utc_now()) - 60_000_000)
+    given = {
+        "event": f"evt_{next(_numbers):08d}",
+        "request": "req_1",
+        "router": "rtr_1",
+        "tenant": "ten_a",
+        "key": "key_a",
+        "pool": "pool_a",
+        "model": "model",
+        "tier": "standard",
+        "dialect": "tgi",
+        "outcome": "completed",
+        "arrived_at_us": arrived,
+        "ended_at_us": arrived + 2_000_000,
+        "first_dispatch_us": arrived + 50_000,
+        "first_token_us": arrived + 250_000,
+        "prompt_tokens": 10,
+        "output_tokens": 20,
+        "finish_reason": "eos_token",
+    }
+    return UsageEvent(**{**given, **fields})
+
+
+def usage_body(*events: UsageEvent, router: str = "rtr_1") -> bytes:
+    return msgspec.json.encode(UsageBatch(router=router, events=list(events)))
+
+
+def empty_all_tables() -> None:
+    """Take away what committing tests left; the audit log's triggers refuse that to everybody but a replica."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename <> 'django_migrations'")
+        names = ", ".join(f'"{name}"' for (name,) in cursor.fetchall())
+        cursor.execute("SET session_replication_role = replica")
+        cursor.execute(f"TRUNCATE {names}")
+        cursor.execute("SET session_replication_role = DEFAULT")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_for(condition: Any, *, limit_s: float = 20.0, what: str = "the condition") -> Any:
+    """The first true value of ``condition``, looked at every 20 ms."""
+    deadline = time.monotonic() + limit_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what} did not hold within {limit_s} s")
+        time.sleep(0.02)
+
+
+def database_environment() -> dict[str, str]:
+    """Environment of a process that works on the database of this test session."""
+    settings = connection.settings_dict
+    host, user = settings["HOST"], settings["USER"]
+    port = f"&port={settings['PORT']}" if settings["PORT"] else ""
+    password = f"&password={settings['PASSWORD']}" if settings["PASSWORD"] else ""
+    url = f"postgresql:///{settings['NAME']}?host={host}&user={user}{port}{password}"
+    return {**os.environ, "DATABASE_URL": url}
+
+
+@contextmanager
+def running_site(**variables: str) -> Iterator[str]:
+    """The control plane under gunicorn, as it is deployed; yields its address."""
+    port = free_port()
+    environment = {**database_environment(), "FAIRLANE_CONSOLE_PORT": str(port), **variables}
+    command = [sys.executable, "-m", "gunicorn", "--config", "python:controlplane.gunicorn_conf", "controlplane.wsgi"]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}"
+
+    def is_ready() -> bool:
+        if process.poll() is not None:
+            raise AssertionError(f"gunicorn ended with {process.returncode}")
+        try:
+            with urllib.request.urlopen(f"{url}/readyz", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    try:
+        wait_for(is_ready, limit_s=60, what="the control plane being ready")
+        yield url
+    finally:
+        process.terminate()
+        try:
+            process.wait(40)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+class ApiClient(Client):
+    """Django's client for ``/api/v1``: a bearer token, JSON bodies."""
+
+    def __init__(self, token: str | None) -> None:
+        super().__init__(headers={"authorization": f"Bearer {token}"} if token else {})
+
+    def send(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
+        """Headers are named by keyword: ``if_match='"1"'``."""
+        data = b"" if body is None else msgspec.json.encode(body)
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return self.generic(method, f"/api/v1{path}", data, content_type="application/json", headers=named)
+
+
+def api_client(user: User, *scopes: str) -> ApiClient:
+    """REST under a fresh token of this user; both scopes if none are named."""
+    given = list(scopes or ("admin.read", "admin.write"))
+    return ApiClient(issue_token(actor=system_actor("test"), user=user, name="test", scopes=given)[1])
