@@ -37,6 +37,7 @@ from router_ext.gateway.generation import Completion, GenerationRequest, ModelLi
 from router_ext.wire.tgi import (
     MAX_UPSTREAM_NEW_TOKENS,
     BadUpstreamAnswer,
+    ErrorKind,
     StreamEvent,
     UpstreamError,
     classify_error,
@@ -302,15 +303,19 @@ class Continuation:
     def feed(self, payload: bytes) -> list[StreamEvent]:
         """One upstream event; returns the tokens the client may see now (they are never taken back).
 
-        When the phase is DONE afterwards, the last of them carries the end (``completion``).
-
-        Raises:
-            BadUpstreamAnswer: not TGI's format; call ``interrupt``.
+        When the phase is DONE afterwards, the last of them carries the end (``completion``). An error event, or bytes
+        that are not TGI's, make it BROKEN; it never raises for what a backend sends.
         """
-        event = decode_event(payload)
+        try:
+            event = decode_event(payload)
+        except BadUpstreamAnswer as error:
+            return self._on_nonsense(str(error))
         token = event.token
         if token is None:
             return self._on_error(event)
+        is_final = event.details is not None
+        if not is_final and event.generated_text is not None:
+            return self._on_nonsense("a final event without details")
         n = self._n + 1
         self._n = n
         self.received_tokens += 1
@@ -320,7 +325,7 @@ class Continuation:
         if token.special:
             self._specials.append(n - 1)
         event.index = self.kept_tokens + n
-        if event.details is not None or event.generated_text is not None:
+        if is_final:
             return self._on_final(event)
         if self._watches_stops and self._crosses_stop(text):
             return self._finish("stop_sequence", event)
@@ -339,16 +344,21 @@ class Continuation:
 
     def _on_error(self, event: StreamEvent) -> list[StreamEvent]:
         if event.error is None:
-            raise BadUpstreamAnswer("an event with neither token nor error")
+            return self._on_nonsense("an event with neither token nor error")
         self.error = classify_error(event.error, event.error_type or "")
         self.phase = Phase.BROKEN
         self.is_upstream_over = True
         return []
 
+    def _on_nonsense(self, problem: str) -> list[StreamEvent]:
+        self.error = UpstreamError(ErrorKind.GENERATION, problem, "")
+        self.phase = Phase.BROKEN
+        return []
+
     def _on_final(self, event: StreamEvent) -> list[StreamEvent]:
         details, token = event.details, event.token
-        if details is None or token is None:
-            raise BadUpstreamAnswer("a final event without details")
+        assert details is not None
+        assert token is not None
         self.is_upstream_over = True
         if self.segments == 1 or self.kept_tokens == 0:
             self.prompt_tokens = details.input_length

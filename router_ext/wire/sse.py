@@ -81,7 +81,8 @@ class SseParser:
         if rest:
             self._parts.append(rest)
             self._pending_bytes += len(rest)
-        if self._pending_bytes > self._max_bytes:
+        # Events that are complete are delivered first; an endless one is refused with the next bytes of it.
+        if self._pending_bytes > self._max_bytes and not out:
             raise SseError(f"an event is larger than {self._max_bytes} bytes")
         return out
 

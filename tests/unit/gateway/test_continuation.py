@@ -396,6 +396,27 @@ def test_an_error_event_leaves_the_answer_resumable(pool: Pool) -> None:
     assert flow.kept_tokens == 3
 
 
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        b"<html>Bad Gateway</html>",
+        b"[DONE]",
+        b"{}",
+        b'{"index":4,"token":{"id":1,"text":"a","logprob":-1.0,"special":false},"generated_text":"a","details":null}',
+    ],
+)
+def test_nonsense_of_a_backend_breaks_the_slice_and_loses_nothing(pool: Pool, nonsense: bytes) -> None:
+    flow = make_flow()
+    server = make_server(pool.server, Case("Once", WORDS, 100, (64,)))
+    for payload in server.answer(flow.next_slice(64))[:3]:
+        flow.feed(payload)
+    assert flow.feed(nonsense) == []
+    assert (flow.phase, flow.is_upstream_over) == (Phase.BROKEN, False)
+    assert flow.interrupt()
+    flow.resume(choose_cut(pool.router, flow.cut_job()))
+    assert flow.shown_tokens == flow.kept_tokens == 3
+
+
 def test_a_request_that_showed_nothing_starts_anew_with_its_seed() -> None:
     flow = make_flow(parameters={"do_sample": True}, is_greedy=False)
     first = flow.next_slice(64)

@@ -81,3 +81,10 @@ def test_an_endless_event_is_refused(chunk: bytes) -> None:
 def test_the_bound_is_of_one_event() -> None:
     parser = SseParser(max_event_bytes=100)
     assert len(parser.feed(b"data: xxxxxxxxxx\n\n" * 100)) == 100
+
+
+def test_complete_events_come_out_before_the_refusal() -> None:
+    parser = SseParser(max_event_bytes=100)
+    assert parser.feed(b"data: a\n\ndata: " + b"x" * 200) == [b"a"]
+    with pytest.raises(SseError):
+        parser.feed(b"x")
