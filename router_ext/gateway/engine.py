@@ -40,6 +40,7 @@ from router_ext.core.events import (
 )
 from router_ext.core.ids import RequestId
 from router_ext.core.scheduler import Scheduler
+from router_ext.core.snapshot import PoolStats
 from router_ext.errors import FairlaneError, NoBackend, QueueRefused, RequestRefused, UpstreamFailed
 from router_ext.gateway.call import Call
 from router_ext.gateway.configure import pool_config
@@ -337,6 +338,11 @@ class PoolEngine:
         _log.warning("upstream.failed", pool=self.name, backend=member.backend, code=error.code, detail=error.message)
         if isinstance(error, UpstreamFailed):
             self.backends.stream_failed(member.backend, error)
+
+    def stats(self) -> PoolStats:
+        """The scheduler's numbers at this instant; a tick first, for what time alone has given back since."""
+        self.post(TimerFired())
+        return self.scheduler.stats()
 
     # --- actions out ------------------------------------------------------------------------------------------------
 

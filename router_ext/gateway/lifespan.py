@@ -273,7 +273,7 @@ class Router:
             is_draining=self.is_draining,
         )
         for engine in self.engines.values():
-            stats = engine.scheduler.stats()
+            stats = engine.stats()
             now.inflight[engine.name] = stats.running
             for tier, count in stats.queued_by_tier.items():
                 now.queued[engine.name, tier] = count
@@ -320,7 +320,7 @@ def _stamp(path: Any) -> tuple[int, int] | None:
 
 
 def _pool_state(pool: str, engine: PoolEngine) -> PoolState:
-    stats = engine.scheduler.stats()
+    stats = engine.stats()
     by_backend = {b.backend: b for b in stats.backends}
     backends = []
     for backend, member in engine.backends.members.items():

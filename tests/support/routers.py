@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from support.modelserver import free_port
 
 from router_ext.sync.spool import scan
 from router_ext.wire.controlplane import (
@@ -33,7 +34,6 @@ from router_ext.wire.controlplane import (
     key_digest,
     snapshot_digest,
 )
-from tests.support.modelserver import free_port
 
 START_LIMIT_S = 60.0
 
@@ -148,12 +148,12 @@ class RouterProcess:
 
     def usage(self) -> list[UsageEvent]:
         """Every event in the router's spool, oldest first."""
-        events = []
-        for path in sorted((self.directory / "spool").glob("*.seg")):
-            for item in scan(path.read_bytes()):
-                if isinstance(item, tuple):
-                    events.append(msgspec.json.decode(item[1], type=UsageEvent))
-        return events
+        return [
+            msgspec.json.decode(item[1], type=UsageEvent)
+            for path in sorted((self.directory / "spool").glob("*.seg"))
+            for item in scan(path.read_bytes())
+            if isinstance(item, tuple)
+        ]
 
     def is_idle(self) -> bool:
         """Nothing queued, running or reserved."""
