@@ -136,7 +136,8 @@ def detail(request: HttpRequest, tenant_id: str) -> HttpResponseBase:
         "tenant": tenant,
         "form": form,
         "keys": key_queries.keys(actor=actor, tenant=tenant.id),
-        "key_form": KeyForm(actor=actor, tenant=tenant),
+        # Ids of its own: the page holds two forms with a field "name".
+        "key_form": KeyForm(actor=actor, tenant=tenant, auto_id="key_%s"),
     }
     return render(request, "console/tenant.html", context)
 

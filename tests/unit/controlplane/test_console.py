@@ -120,7 +120,8 @@ def test_a_value_out_of_range_is_named_with_its_range(operator: Client, platform
 def test_a_key_is_shown_once_and_revoked(operator: Client, platform: None) -> None:
     tenant = make_tenant(operator)
     answer = operator.post(
-        reverse("console:key_new", args=[tenant.id]), {"name": "first", "default_pool": "tiny-model", "default_tier": ""}
+        reverse("console:key_new", args=[tenant.id]),
+        {"name": "first", "default_pool": "tiny-model", "default_tier": ""},
     )
     key = ApiKey.objects.get()
     text = re.search(r"flk_[0-9a-z]{12}_[0-9A-Za-z]+", answer.content.decode())
