@@ -6,6 +6,7 @@ that are still good are kept, others are issued anew: secrets cannot be read bac
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,10 +18,10 @@ from controlplane.common import secrets
 from controlplane.common.actor import Actor, Scope, system_actor
 from controlplane.common.errors import Conflict
 from controlplane.common.use_case import use_case
-from controlplane.fleet.actions import create_backend, create_pool, update_backend
+from controlplane.fleet.actions import create_backend, create_pool, delete_backend, update_backend
 from controlplane.fleet.models import Backend, Pool, Router
 from controlplane.fleet.routers import create_router, renew_router_token
-from controlplane.keys.actions import issue_key
+from controlplane.keys.actions import issue_key, update_key
 from controlplane.keys.models import ApiKey
 from controlplane.rollout.queries import current_number
 from controlplane.tenants.actions import create_tenant
@@ -46,6 +47,7 @@ class DemoPool:
 
     name: str
     url: str
+    further_urls: Sequence[str] = ()
     aliases: Sequence[str] = ()
     kv_tokens: int | None = None
     block_size: int = 1
@@ -102,7 +104,7 @@ def _seed(*, actor: Actor, pool: DemoPool, held: Mapping[str, Any]) -> dict[str,
 
 
 def _pool(actor: Actor, wanted: DemoPool) -> Pool:
-    """The pool with its one backend; the backend's address and limits follow the model server that was started."""
+    """The pool with its backends, whose addresses and limits follow the model servers that were started."""
     pool = Pool.objects.filter(name=wanted.name).first() or create_pool(
         actor=actor,
         name=wanted.name,
@@ -110,25 +112,45 @@ def _pool(actor: Actor, wanted: DemoPool) -> Pool:
         scheduling=wanted.scheduling,
         tokenizer_path=wanted.tokenizer_path,
     )
-    stated: dict[str, Any] = {
-        "url": wanted.url,
+    limits: dict[str, Any] = {
         "kv_tokens": wanted.kv_tokens,
         "block_size": wanted.block_size,
         "prefill_budget_tokens": wanted.prefill_budget_tokens,
         "is_chunked": wanted.is_chunked,
     }
-    backend = Backend.objects.filter(pool=pool, name=BACKEND_NAME).first()
-    if backend is None:
-        create_backend(actor=actor, pool=pool.id, name=BACKEND_NAME, **stated)
-    else:
-        update_backend(actor=actor, backend_id=backend.id, **stated)
+    missing = [wanted.url, *wanted.further_urls]
+    stale = []
+    for backend in Backend.objects.filter(pool=pool).order_by("name"):
+        if backend.url in missing:
+            missing.remove(backend.url)
+            update_backend(actor=actor, backend_id=backend.id, **limits)
+        elif backend.name.partition("-")[0] == BACKEND_NAME:
+            stale.append(backend)
+    for backend in stale:  # ours, and no longer among the addresses
+        if missing:
+            update_backend(actor=actor, backend_id=backend.id, url=missing.pop(0), **limits)
+        else:
+            delete_backend(actor=actor, backend_id=backend.id)
+    for url in missing:
+        create_backend(actor=actor, pool=pool.id, name=_free_name(pool), url=url, **limits)
     return pool
 
 
+def _free_name(pool: Pool) -> str:
+    taken = set(Backend.objects.filter(pool=pool).values_list("name", flat=True))
+    return next(
+        name for n in itertools.count(1) if (name := BACKEND_NAME if n == 1 else f"{BACKEND_NAME}-{n}") not in taken
+    )
+
+
 def _key(actor: Actor, tenant: Tenant, pool: Pool, held: str) -> str:
-    if held and ApiKey.objects.filter(digest=secrets.digest(held), tenant=tenant, revoked_at__isnull=True).exists():
-        return held
-    return issue_key(actor=actor, tenant_id=tenant.id, name="demo", default_pool=pool.id)[1]
+    """The tenant's demo key, which asks this pool when a request names no model."""
+    live = ApiKey.objects.filter(digest=secrets.digest(held), tenant=tenant, revoked_at__isnull=True).first()
+    if not held or live is None:
+        return issue_key(actor=actor, tenant_id=tenant.id, name="demo", default_pool=pool.id)[1]
+    if live.default_pool_id != pool.id:
+        update_key(actor=actor, key_id=live.id, default_pool=pool.id)
+    return held
 
 
 def _router(actor: Actor, held: str) -> tuple[str, str]:

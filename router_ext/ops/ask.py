@@ -119,7 +119,8 @@ class _ChatClient(Client):  # type: ignore[misc]
             messages=[Message(role="user", content=prompt)],
             stream=True,
             max_tokens=args.max_tokens,
-            temperature=args.temperature,
+            # Without one the chat API would sample at 1.0, unlike /generate_stream.
+            temperature=0.0 if args.temperature is None else args.temperature,
             seed=args.seed,
         )
         body = request.model_dump(exclude_none=True)

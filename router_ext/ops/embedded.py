@@ -157,7 +157,7 @@ class _EmbeddedServer:
 
     def _record(self, pid: int, url: str) -> None:
         self._url = url
-        _write_private(self.directory / "server.json", json.dumps({"pid": pid, "url": url}))
+        write_private(self.directory / "server.json", json.dumps({"pid": pid, "url": url}))
 
     def _failed(self, what: str) -> EmbeddedServerError:
         return EmbeddedServerError(f"{self.name} {what}; the end of {self.log}:\n{process.tail(self.log)}")
@@ -292,7 +292,7 @@ class EmbeddedValkey(_EmbeddedServer):
         password = self._password()
         for port in self._ports():
             settings = self.directory / "valkey.conf"
-            _write_private(
+            write_private(
                 settings,
                 f"bind 127.0.0.1\nport {port}\nrequirepass {password}\n"
                 f'dir "{self.directory / "data"}"\nappendonly yes\nappendfsync everysec\nsave ""\n'
@@ -317,7 +317,7 @@ class EmbeddedValkey(_EmbeddedServer):
     def _password(self) -> str:
         path = self.directory / "password"
         if not path.exists():
-            _write_private(path, secrets.token_hex(24))
+            write_private(path, secrets.token_hex(24))
         return path.read_text().strip()
 
     def _ports(self) -> Iterator[int]:
@@ -328,7 +328,7 @@ class EmbeddedValkey(_EmbeddedServer):
                 yield port
         for _ in range(5):
             port = free_port()
-            _write_private(last, str(port))
+            write_private(last, str(port))
             yield port
 
     def _is_ours(self, command: list[str]) -> bool:
@@ -449,7 +449,7 @@ def _answers_ping(port: int, password: str) -> bool:
         return False
 
 
-def _write_private(path: Path, text: str) -> None:
+def write_private(path: Path, text: str) -> None:
     """Replace a file with mode 0600, so that a reader sees the old or the new text."""
     draft = path.with_name(path.name + ".new")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)

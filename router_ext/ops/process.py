@@ -87,15 +87,14 @@ def tail(log: Path, lines: int = 15) -> str:
         return ""
 
 
-def run(command: Sequence[str], *, env: Mapping[str, str], cwd: Path | None = None) -> tuple[int, str, str]:
-    """Run a short command to its end, in a session of its own: (exit status, stdout, stderr)."""
+def run(command: Sequence[str], *, env: Mapping[str, str], given: str = "") -> tuple[int, str, str]:
+    """Run a short command to its end in its own session, ``given`` on stdin: (exit status, stdout, stderr)."""
     done = subprocess.run(
         [sys.executable, "-I", "-S", _LAUNCH, str(os.getpid()), "SIGTERM", *command],
-        stdin=subprocess.DEVNULL,
+        input=given,
         capture_output=True,
         text=True,
         env=dict(env),
-        cwd=cwd,
         start_new_session=True,
         check=False,
     )

@@ -5,15 +5,18 @@ Nothing here starts anything; ``router_ext.ops.up`` does.
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
 import secrets
 import sys
+import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from router_ext.errors import SettingsError
-from router_ext.ops.embedded import port_is_free
+from router_ext.ops.embedded import port_is_free, write_private
 
 OPERATOR_EMAIL = "operator@fairlane.local"
 
@@ -137,11 +140,7 @@ class Folders:
         ):
             path = self.secret(name)
             if not path.exists():
-                draft = path.with_suffix(".new")
-                descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-                with os.fdopen(descriptor, "w") as file:
-                    file.write(text)
-                draft.rename(path)
+                write_private(path, text)
 
 
 def base_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -150,17 +149,15 @@ def base_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return kept | {"PYTHONUNBUFFERED": "1", "PATH": f"{Path(sys.executable).parent}:{environ.get('PATH', os.defpath)}"}
 
 
-def model_command(settings: StackSettings) -> list[str]:
+def model_command(settings: StackSettings, folders: Folders) -> list[str]:
     return [
         *_fairlane("devserver"),
         *("--engine", "torch", "--hostname", "127.0.0.1", "--port", str(settings.model_port)),
+        *("--sim-data-dir", str(folders.root / "model"), "--graceful-termination-timeout", "5"),
+        *("--sim-block-size", str(BLOCK_SIZE)),
         *("--max-input-tokens", str(MAX_INPUT_TOKENS), "--max-total-tokens", str(MAX_TOTAL_TOKENS)),
         *("--max-batch-total-tokens", str(KV_TOKENS), "--max-batch-prefill-tokens", str(PREFILL_TOKENS)),
     ]
-
-
-def model_environment(folders: Folders, environ: Mapping[str, str]) -> dict[str, str]:
-    return base_environment(environ) | {"FAIRLANE_MODEL_DIR": str(folders.root / "model")}
 
 
 def controlplane_environment(
@@ -185,12 +182,48 @@ def controlplane_environment(
     )
 
 
+def demo_options(settings: StackSettings, folders: Folders) -> list[str]:
+    """Options of ``seed_demo``: the pool and what its servers hold.
+
+    Raises:
+        SettingsError: a server of ``FAIRLANE_BACKENDS`` does not answer, or serves another model than the first.
+    """
+    if not settings.backends:
+        from router_ext.devserver.gguf_model import model_dir
+        from router_ext.devserver.smollm import MODEL_ID
+
+        return [
+            *("--pool", MODEL_ID, "--alias", "smollm2", "--backend-url", settings.model_url),
+            *("--kv-tokens", str(KV_TOKENS), "--block-size", str(BLOCK_SIZE)),
+            *("--prefill-budget-tokens", str(PREFILL_TOKENS)),
+            *("--tokenizer-path", str(model_dir(folders.root / "model") / "tokenizer.json")),
+        ]
+    models = {url: _model_of(url) for url in settings.backends}
+    first = models[settings.backends[0]]
+    for url, model in models.items():
+        if model != first:
+            raise SettingsError(f"FAIRLANE_BACKENDS: {url} serves {model}, the first one {first}: one pool, one model")
+    return ["--pool", first, *(word for url in settings.backends for word in ("--backend-url", url))]
+
+
+def _model_of(url: str) -> str:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"{url}/info", timeout=5.0) as answer:
+            return str(json.loads(answer.read())["model_id"])
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
+        raise SettingsError(f"FAIRLANE_BACKENDS: {url}/info does not answer as TGI does: {error}") from None
+
+
 def django_command(*words: str) -> list[str]:
     return [sys.executable, "-m", "django", *words]
 
 
 def console_command() -> list[str]:
-    return [sys.executable, "-m", "gunicorn", "--config", "python:controlplane.gunicorn_conf", "controlplane.wsgi"]
+    """gunicorn. The router is stopped before it, so a long poll that is still open has nobody who waits for it."""
+    options = ("--no-control-socket", "--graceful-timeout", "3")
+    config = ("--config", "python:controlplane.gunicorn_conf")
+    return [sys.executable, "-m", "gunicorn", *config, *options, "controlplane.wsgi"]
 
 
 def worker_command() -> list[str]:

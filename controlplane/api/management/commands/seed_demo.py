@@ -19,7 +19,7 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--pool", required=True, help="the model's name")
         parser.add_argument("--alias", action="append", default=[], help="a further name of the model; may be repeated")
-        parser.add_argument("--backend-url", required=True)
+        parser.add_argument("--backend-url", action="append", required=True, help="a server; may be repeated")
         parser.add_argument("--kv-tokens", type=int)
         parser.add_argument("--block-size", type=int, default=1)
         parser.add_argument("--prefill-budget-tokens", type=int, default=4_096)
@@ -34,7 +34,8 @@ class Command(BaseCommand):
             result = seed_demo(
                 pool=DemoPool(
                     name=options["pool"],
-                    url=options["backend_url"],
+                    url=options["backend_url"][0],
+                    further_urls=options["backend_url"][1:],
                     aliases=options["alias"],
                     kv_tokens=options["kv_tokens"],
                     block_size=options["block_size"],
