@@ -26,6 +26,7 @@ from router_ext.devserver.validation import Limits
 from router_ext.tgi_model import Batcher, BatchRules, StepTime
 
 _FOLDER = Path(".fairlane/model")
+_TORCH_POSITIONS = 8192
 
 
 def _switch(text: str) -> bool:
@@ -79,6 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sim.add_argument("--sim-time-scale", type=float, default=1.0, help="model engine: how much faster time runs")
     sim.add_argument("--sim-mean-tokens", type=int, default=256, help="mean length of an answer; 0 never ends one")
     sim.add_argument("--sim-noncanonical", type=_switch, default=False, metavar="on|off", help="odd token splits")
+    sim.add_argument("--sim-special", type=int, default=0, help="a special token every so many; 0 never makes one")
     sim.add_argument("--sim-tokenizer", choices=("smollm2", "toy"), default="smollm2")
     sim.add_argument("--sim-seed", type=int, default=0, help="another fake model")
     sim.add_argument("--sim-control", type=_switch, default=False, metavar="on|off", help="POST /sim/faults")
@@ -133,6 +135,8 @@ def _plan(args: argparse.Namespace) -> _Plan:
     max_input: int = max_total - 1 if args.max_input_tokens is None else args.max_input_tokens
     if args.engine == "torch" and args.sim_prefix_cache:
         raise StartError("the torch engine shares no keys and values: --sim-prefix-cache is for --engine model")
+    if args.engine == "torch" and max_total > _TORCH_POSITIONS:
+        raise StartError(f"the torch engine's model has {_TORCH_POSITIONS} positions. Given: {max_total}")
     chunking = args.sim_chunking and args.sim_block_size > 0
     batch_total: int = args.max_batch_total_tokens or max(16_000, max_total, args.max_batch_prefill_tokens)
     if max_input >= max_total:
@@ -257,6 +261,7 @@ def _engine(args: argparse.Namespace, codec: Codec, eos_id: int) -> tuple[Engine
         eos_id=eos_id,
         mean_tokens=args.sim_mean_tokens,
         noncanonical=args.sim_noncanonical,
+        special_every=args.sim_special,
         seed=args.sim_seed,
     )
     return engine, StepTime(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from router_ext.devserver.validation import ValidRequest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, eq=False)  # not frozen: one is made per token, and freezing doubles its cost
 class Token:
     """One event: ``text`` is empty while a character is incomplete; ``whole`` says that ``text`` is the id's own."""
 
@@ -174,14 +174,7 @@ class Generation:
                 text = ""
             else:
                 self.pending = b""
-        token = Token(
-            token_id=token_id,
-            text=text,
-            is_whole=is_whole,
-            logprob=sampled.logprob,
-            special=token_id in codec.special,
-            top=sampled.top,
-        )
+        token = Token(token_id, text, is_whole, sampled.logprob, token_id in codec.special, sampled.top)
         if len(output) >= self.piece_limit:
             return token, "length"
         if token_id in self.eos_ids:

@@ -119,7 +119,7 @@ class Exchange:
             return
         lines = b"".join(f"{k}: {v}\r\n".encode() for k, v in headers)
         later = b"".join(f"{k}: {v}\r\n".encode() for k, v in after_cors or ())
-        head = b"HTTP/%b %d %b\r\n%b%b%b%bcontent-length: %d\r\n%b\r\n" % (
+        head = b"HTTP/%b %d %b\r\n%b%b%b%b%bcontent-length: %d\r\n%b\r\n" % (
             self.version.encode(),
             status,
             _PHRASES[status].encode(),
@@ -127,18 +127,15 @@ class Exchange:
             _VARY,
             self.allow_origin,
             later,
+            self._close_line(),
             len(body),
             _date.line(),
         )
         self.write(head if self.method == "HEAD" else head + body)
         self._finish()
 
-    def raw(self, head: bytes) -> None:
-        """An answer written out by the caller, after which the exchange is over."""
-        if self.is_gone or self.is_done:
-            return
-        self.write(head)
-        self._finish()
+    def _close_line(self) -> bytes:
+        return b"" if self.keep_alive or self.version == "1.0" else b"connection: close\r\n"
 
     def start_stream(self, headers: Headers) -> None:
         """The head of an event stream; comments keep it alive while no event is sent."""
@@ -150,10 +147,10 @@ class Exchange:
             self.keep_alive = False
         self.is_streaming = True
         self.write(
-            b"HTTP/%b 200 OK\r\n%b%b%b%b%b\r\n"
-            % (self.version.encode(), lines, _VARY, self.allow_origin, chunked, _date.line())
+            b"HTTP/%b 200 OK\r\n%b%b%b%b%b%b\r\n"
+            % (self.version.encode(), lines, _VARY, self.allow_origin, self._close_line(), chunked, _date.line())
         )
-        self.last_event_at = time.monotonic()
+        self.last_event_at = self._connection.loop.time()
         self._arm(_KEEP_ALIVE_S)
 
     def event(self, data: bytes) -> None:

@@ -59,16 +59,27 @@ class ModelEngine:
     Args:
         mean_tokens: mean length of an answer; 0 never ends one.
         noncanonical: also emit splits that the tokenizer would not make itself.
+        special_every: mean tokens between special tokens other than EOS; 0 makes none.
+        seed: tells one fake model from another.
     """
 
     runs_in_thread = False
 
     def __init__(
-        self, codec: Codec, *, eos_id: int, mean_tokens: int = 256, noncanonical: bool = False, seed: int = 0
+        self,
+        codec: Codec,
+        *,
+        eos_id: int,
+        mean_tokens: int = 256,
+        noncanonical: bool = False,
+        special_every: int = 0,
+        seed: int = 0,
     ) -> None:
         self._eos_id = eos_id
         self._mean_tokens = mean_tokens
         self._noncanonical = noncanonical
+        self._special_every = special_every
+        self._special_id = max(codec.special - {eos_id})
         self._salt = zlib.crc32(_NOISE(seed & (2**64 - 1), 0)) if seed else 0
         self._states: dict[Sequence, _State] = {}
         self._continue: dict[tuple[int, ...], int] = {}
@@ -143,6 +154,8 @@ class ModelEngine:
         if self._mean_tokens and mixed % self._mean_tokens == 0:
             return self._eos_id
         pick = mixed >> 20
+        if self._special_every and pick % self._special_every == 0:
+            return self._special_id
         if last in self._word_set and pick & 7 == 0:
             return self._after_ids[(pick >> 3) % len(self._after_ids)]
         if self._noncanonical and last == self._newline and pick & 3 == 1:

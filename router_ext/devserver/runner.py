@@ -126,7 +126,7 @@ class Runner:
         else:
             try:
                 sampled = await self._forward(step)
-            except RuntimeError as e:
+            except (RuntimeError, ValueError) as e:
                 error = str(e)
         due = await self._last(step, began if started == 0.0 else started)
         forward_s = max(due, time.monotonic()) - began
@@ -158,7 +158,9 @@ class Runner:
         """Wait until the modelled forward is over."""
         if self._step_time is None:
             return time.monotonic()
-        context = sum(e.input_length + len(e.owner.sequence.output_ids) for e in step.decode)
+        context = 0
+        if self._step_time.per_context_token_s:
+            context = sum(e.input_length + len(e.owner.sequence.output_ids) for e in step.decode)
         duration = self._step_time.duration_s(
             sequences=len(step.decode), prefill_tokens=step.prefill_tokens, context_tokens=context
         )

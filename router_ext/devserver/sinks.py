@@ -237,6 +237,7 @@ class Collector:
     def on_error(self, generation: Generation | None, error: GenerationFailed) -> None:
         if not self.future.done():
             self.future.set_exception(error)
+            self.future.exception()  # the first of several failures is reported; the others are not "never retrieved"
 
 
 def usage_json(prompt: int, completion: int) -> bytes:

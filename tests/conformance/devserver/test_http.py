@@ -205,6 +205,26 @@ def test_no_cut_stream_outlives_the_grace_period() -> None:
         assert server.process.wait(10) == 0
 
 
+@pytest.mark.slow
+def test_a_comment_keeps_a_silent_stream_alive_every_15_s() -> None:
+    with model_server("--sim-freeze-after-steps", "1") as server, Wire(server.port) as wire:
+        wire.send("POST", "/generate_stream", BODY)
+        wire.head()
+        chunks = wire.chunks()
+        started = time.monotonic()
+        assert next(chunks) == b":\n\n"
+        assert 14.9 < time.monotonic() - started < 16
+        assert next(chunks) == b":\n\n"
+        assert 29.9 < time.monotonic() - started < 31
+
+
+def test_a_client_that_asks_for_it_gets_a_closed_connection(server: ModelServer) -> None:
+    with Wire(server.port) as wire:
+        wire.send("GET", "/health", headers={"Connection": "close"})
+        assert wire.head()[1]["connection"] == "close"
+        assert wire.rest() == b""
+
+
 def test_a_request_above_1024_tokens_is_one_stream_of_whole_pieces(server: ModelServer) -> None:
     body = {"inputs": "1 2 3", "parameters": {"max_new_tokens": 1100, "details": True}}
     found = events(call(server.port, "POST", "/generate_stream", body)[2])

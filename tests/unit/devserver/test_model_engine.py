@@ -110,6 +110,16 @@ def test_answers_end_at_the_mean_asked_for(codec: Codec) -> None:
     assert 26 < sum(lengths) / len(lengths) < 44
 
 
+def test_special_tokens_come_back_from_their_own_spelling(codec: Codec) -> None:
+    engine = ModelEngine(codec, eos_id=EOS_ID, mean_tokens=0, special_every=8)
+    ids = codec.encode("Some prompt", add_special_tokens=True)
+    output = generated(engine, ids, TOKENS)
+    assert sum(i in codec.special for i in output) > 2
+    text = text_of(codec, output)
+    assert text is not None
+    assert codec.encode("Some prompt" + text, add_special_tokens=True) == ids + output
+
+
 class TestToyTokenizer:
     def test_encoding_adds_the_bos_that_the_template_holds_as_well(self) -> None:
         codec = Codec(toy.tokenizer())
