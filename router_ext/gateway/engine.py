@@ -17,9 +17,9 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Executor
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from router_ext.backends.base import Backend, Headers
 from router_ext.backends.pool import BackendPool, State
@@ -60,6 +60,11 @@ _log = get_logger(__name__)
 
 Member = PoolMember[ModelKnowledge]
 
+T = TypeVar("T")
+
+
+ATTEMPTS = 3
+"""Backends asked before a short call fails."""
 
 PROBE_TEXT = "Zażółć gęślą jaźń — 12 345 tokens, \t tabs,\n\nnew lines and 😀."
 """What a pool's tokenizer file must split as its backends do before it is believed."""
@@ -418,15 +423,34 @@ class PoolEngine:
 
     async def _cut_by_backend(self, job: CutJob) -> CutDecision:
         """Search with one ``/tokenize`` call per place tried; usually the first one fits."""
-        client = (await self.some_member()).client
-        search = search_cut(job, [token.id for token in await tokenize(client, job.base_text)])
+        search = search_cut(job, await self._ids(job.base_text))
         try:
             text = next(search)
             while True:
-                text = search.send([token.id for token in await tokenize(client, job.base_text + text)])
+                text = search.send(await self._ids(job.base_text + text))
         except StopIteration as stop:
             decision: CutDecision = stop.value
             return decision
+
+    async def _ids(self, text: str) -> list[int]:
+        _, tokens = await self.ask(lambda client: tokenize(client, text))
+        return [token.id for token in tokens]
+
+    async def ask(self, question: Callable[[Backend], Awaitable[T]]) -> tuple[Member, T]:
+        """A short call to any live backend; another one is asked if it breaks.
+
+        Raises:
+            NoBackend: none is up, and none came within the pool's limit. UpstreamFailed: the last one asked broke.
+        """
+        for attempt in range(ATTEMPTS):
+            member = await self.some_member()
+            try:
+                return member, await question(member.client)
+            except UpstreamFailed as error:
+                self.upstream_failed(member, error)
+                if attempt + 1 == ATTEMPTS:
+                    raise
+        raise AssertionError("unreachable")
 
     async def some_member(self) -> Member:
         """A live backend for a short call; waits for one if there is none.

@@ -8,13 +8,13 @@ backend alone, which counts them in the same call.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import orjson
 
 from router_ext.backends.probe import chat_tokenize, tokenize
-from router_ext.errors import UpstreamFailed
 from router_ext.gateway.bos import chat_prompt
 from router_ext.gateway.dialects import Body, Lengths, fit_lengths
 from router_ext.gateway.generation import GenerationRequest, ModelLimits, PassThrough, ResumeClass
@@ -33,9 +33,6 @@ LARGE_BYTES = 100_000
 
 AFFINITY_CHARACTERS = 512
 """Shorter prompts have nothing worth being found in a cache."""
-
-ATTEMPTS = 2
-"""Backends asked before a measurement fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,37 +81,16 @@ async def count(engine: PoolEngine, text: str) -> int:
         if len(text) <= INLINE_CHARACTERS:
             return tokenizer.count(text)
         return await asyncio.get_running_loop().run_in_executor(engine.executor, tokenizer.count, text)
-    if len(text) * 4 < LARGE_BYTES:
-        return await _count_upstream(engine, text)
-    async with engine.large_texts:
-        return await _count_upstream(engine, text)
-
-
-async def _count_upstream(engine: PoolEngine, text: str) -> int:
-    for attempt in range(ATTEMPTS):
-        member = await engine.some_member()
-        try:
-            return len(await tokenize(member.client, text))
-        except UpstreamFailed as error:
-            engine.upstream_failed(member, error)
-            if attempt + 1 == ATTEMPTS:
-                raise
-    raise AssertionError("unreachable")
+    async with engine.large_texts if len(text) * 4 > LARGE_BYTES else contextlib.nullcontext():
+        _, tokens = await engine.ask(lambda client: tokenize(client, text))
+        return len(tokens)
 
 
 async def _measure_chat(engine: PoolEngine, request: GenerationRequest, body: Body, limits: ModelLimits) -> Measured:
     assert request.chat_body is not None
     # The client's own body: tools and everything else that the template may look at are in it.
     question = _chat_question(request, body)
-    for attempt in range(ATTEMPTS):
-        member = await engine.some_member()
-        try:
-            chat, reply = await chat_tokenize(member.client, question)
-            break
-        except UpstreamFailed as error:
-            engine.upstream_failed(member, error)
-            if attempt + 1 == ATTEMPTS:
-                raise
+    member, (chat, reply) = await engine.ask(lambda client: chat_tokenize(client, question))
     if chat is None:
         problem = decode_error(reply.status, reply.body)
         raise refusal_of(problem)

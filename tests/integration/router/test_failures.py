@@ -1,0 +1,314 @@
+"""Backends that die, err or are missing; a router that drains, restarts, or is given a bad configuration."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from support.exchange import Wire, call, events
+from support.modelserver import free_port, model_server
+from support.routers import RouterProcess, Setup, backend, router, write_snapshot
+from support.tenants import new_tenant
+
+from router_ext.wire.controlplane import snapshot_digest
+
+FLAGS = ("--sim-step-ms", "10", "--sim-mean-tokens", "0", "--max-total-tokens", "2048")
+BODY = {"inputs": "Tell me a story", "parameters": {"max_new_tokens": 60, "details": True}}
+CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 60, "temperature": 0, "stream": True}
+
+
+def whole(port: int, path: str, body: Any, headers: dict[str, str] | None = None) -> list[Any]:
+    status, _, answer = call(port, "POST", path, body, headers=headers)
+    assert status == 200, answer
+    return events(answer)
+
+
+def test_a_stream_goes_on_elsewhere_when_its_backend_is_killed() -> None:
+    """The client's stream is, token by token, what one backend would have sent."""
+    with model_server(*FLAGS) as one, model_server(*FLAGS) as two:
+        setup = Setup(backends=[backend(one.port, "one"), backend(two.port, "two")])
+        with router(setup) as running:
+            running.wait(lambda: running.metric("fairlane_backend_up") == 2)
+            tenant = new_tenant(running)
+            wanted = whole(two.port, "/generate_stream", BODY)
+            with Wire(running.port) as wire:
+                wire.send("POST", "/generate_stream", BODY, headers=tenant.headers)
+                wire.head()
+                pieces = wire.chunks()
+                data = b""
+                while data.count(b"data: ") < 5:
+                    data += next(pieces)
+                busy = "one" if running.metric("fairlane_backend_running_requests", backend="bke_one") else "two"
+                (one if busy == "one" else two).process.kill()
+                data += b"".join(pieces)
+            assert events(data) == wanted
+            (event,) = tenant.usage(1)
+            assert (event.outcome, event.output_tokens, event.segments) == ("completed", 60, 2)
+            assert len(event.backends) == 2
+            assert event.resume_class == "exact"
+            running.wait(running.is_idle)
+
+
+def test_requests_that_showed_nothing_are_run_again() -> None:
+    """A failed forward is a 424 for its whole batch; clients of it never learn."""
+    with model_server(*FLAGS, "--sim-fail-after-steps", "3") as one, model_server(*FLAGS) as two:
+        setup = Setup(backends=[backend(one.port, "one"), backend(two.port, "two")])
+        with router(setup) as running:
+            tenant = new_tenant(running)
+            wanted = whole(two.port, "/generate_stream", BODY)
+            answers: list[Any] = []
+            threads = [
+                threading.Thread(
+                    target=lambda: answers.append(whole(running.port, "/generate_stream", BODY, tenant.headers))
+                )
+                for _ in range(6)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert answers == [wanted] * 6
+            assert running.metric("fairlane_upstream_failures_total", backend="bke_one") > 0
+            assert sum(e.output_tokens for e in tenant.usage(6)) == 360
+
+
+def test_the_only_backend_lost_in_mid_stream_is_an_error_in_dialect() -> None:
+    environment = {"FAIRLANE_ROUTER_RETRY_LIMIT": "0"}
+    for path, body in (("/generate_stream", BODY), ("/v1/chat/completions", CHAT)):
+        with (
+            model_server(*FLAGS) as server,
+            router(Setup(backends=[backend(server.port)]), environment=environment) as running,
+        ):
+            tenant = new_tenant(running)
+            with Wire(running.port) as wire:
+                wire.send("POST", path, body, headers=tenant.headers)
+                wire.head()
+                pieces = wire.chunks()
+                data = b""
+                while data.count(b"data: ") < 5:
+                    data += next(pieces)
+                server.process.kill()
+                data += b"".join(pieces)
+            found = events(data)
+            assert "[DONE]" not in found
+            error = found[-1]
+            if path == "/generate_stream":
+                assert error["error_type"] == "generation"
+            else:
+                assert error["error"]["code"] == "upstream_error"
+            (event,) = tenant.usage(1)
+            assert (event.outcome, event.error_code) == ("failed", "upstream_error")
+            assert event.output_tokens == len(found) - 1
+
+
+def test_a_stream_outlives_the_return_of_its_only_backend() -> None:
+    port = free_port()
+    with router(Setup(backends=[backend(port)]), is_awaited=False) as running:
+        with model_server(*FLAGS, port=port) as server:
+            running.wait(lambda: running.metric("fairlane_backend_up") == 1)
+            tenant = new_tenant(running)
+            wanted = whole(port, "/generate_stream", BODY)
+            wire = Wire(running.port)
+            wire.send("POST", "/generate_stream", BODY, headers=tenant.headers)
+            wire.head()
+            pieces = wire.chunks()
+            data = next(pieces)
+            server.process.kill()
+            server.process.wait()
+            running.wait(lambda: running.metric("fairlane_backend_up") == 0)
+        with model_server(*FLAGS, port=port):
+            data += b"".join(pieces)
+            wire.close()
+        assert events(data) == wanted
+        assert tenant.usage(1)[0].outcome == "completed"
+
+
+def test_no_backend_is_503_with_a_hint() -> None:
+    port = free_port()
+    with router(Setup(backends=[backend(port)], scheduling={"backend_wait_s": 0.5}), is_awaited=False) as running:
+        assert call(running.port, "GET", "/readyz")[0] == 503
+        assert call(running.port, "GET", "/health")[0] == 503
+        assert call(running.port, "GET", "/livez")[0] == 200
+        tenant = new_tenant(running)
+        for path, body in (("/generate", BODY), ("/generate_stream", BODY), ("/v1/chat/completions", CHAT)):
+            status, headers, answer = call(running.port, "POST", path, body, headers=tenant.headers)
+            assert status == 503
+            assert 1 <= int(headers["retry-after"]) <= 120
+            data = json.loads(answer)
+            if path.startswith("/v1"):
+                assert data["error"]["code"] == "no_backend_available"
+            else:
+                assert data["error_type"] == "overloaded"
+        assert tenant.events() == []
+        with model_server(*FLAGS, port=port):
+            running.wait(lambda: call(running.port, "GET", "/readyz")[0] == 200)
+            assert len(whole(running.port, "/generate_stream", BODY, tenant.headers)) == 60
+        running.wait(lambda: running.metric("fairlane_backend_up") == 0)
+        # Its limits are known by now: the request waits its time, then is refused.
+        began = time.monotonic()
+        status, headers, _ = call(running.port, "POST", "/generate", BODY, headers=tenant.headers)
+        assert status == 503
+        assert headers["retry-after"]
+        assert time.monotonic() - began > 0.4
+
+
+def test_queued_requests_wait_for_the_return_of_the_only_backend() -> None:
+    port = free_port()
+    with router(Setup(backends=[backend(port)]), is_awaited=False) as running:
+        with model_server(*FLAGS, port=port):
+            running.wait(lambda: running.metric("fairlane_backend_up") == 1)
+            tenant = new_tenant(running)
+        running.wait(lambda: running.metric("fairlane_backend_up") == 0)
+        answers: list[Any] = []
+        thread = threading.Thread(
+            target=lambda: answers.append(whole(running.port, "/generate_stream", BODY, tenant.headers))
+        )
+        thread.start()
+        with model_server(*FLAGS, port=port):
+            thread.join(30)
+        assert len(answers[0]) == 60
+
+
+def test_a_queue_that_is_full_is_429_with_a_hint() -> None:
+    with model_server(*FLAGS) as server, router(Setup(backends=[backend(server.port, kv_tokens=1_040)])) as running:
+        tenant = new_tenant(running, max_queued=1)
+        long = {"inputs": "Tell me a story", "parameters": {"max_new_tokens": 1_000}}
+        wires = [Wire(running.port) for _ in range(2)]
+        for wire in wires:
+            wire.send("POST", "/generate_stream", long, headers=tenant.headers)
+        running.wait(lambda: running.metric("fairlane_queue_length") == 1)
+        status, headers, answer = call(running.port, "POST", "/v1/chat/completions", CHAT, headers=tenant.headers)
+        assert status == 429
+        assert 1 <= int(headers["retry-after"]) <= 120
+        error = json.loads(answer)["error"]
+        assert (error["type"], error["code"]) == ("rate_limit_error", "queue_full")
+        for wire in wires:
+            wire.close()
+        running.wait(running.is_idle)
+        assert [e.outcome for e in tenant.usage(2)] == ["cancelled", "cancelled"]
+
+
+def test_waiting_too_long_is_429() -> None:
+    with model_server(*FLAGS) as server:
+        setup = Setup(backends=[backend(server.port, kv_tokens=1_040)])
+        setup.tiers[0] = msgspec.structs.replace(setup.tiers[0], max_queue_wait_s=0.3)
+        with router(setup) as running:
+            tenant = new_tenant(running)
+            long = {"inputs": "Tell me a story", "parameters": {"max_new_tokens": 1_000}}
+            with Wire(running.port) as first:
+                first.send("POST", "/generate_stream", long, headers=tenant.headers)
+                first.head()
+                status, headers, answer = call(running.port, "POST", "/generate_stream", long, headers=tenant.headers)
+                assert (status, json.loads(answer)["error_type"]) == (429, "overloaded")
+                assert headers["retry-after"]
+            assert sorted(e.outcome for e in tenant.usage(2)) == ["cancelled", "expired"]
+
+
+def stream_in_thread(running: RouterProcess, body: Any, headers: dict[str, str]) -> tuple[threading.Thread, list[Any]]:
+    found: list[Any] = []
+
+    def read() -> None:
+        with Wire(running.port) as wire:
+            wire.send("POST", "/generate_stream", body, headers=headers)
+            found.append(wire.head()[0])
+            found.append(events(b"".join(wire.chunks())))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    return thread, found
+
+
+def test_sigterm_lets_streams_finish_and_refuses_new_requests() -> None:
+    with model_server(*FLAGS) as server, router(Setup(backends=[backend(server.port)])) as running:
+        tenant = new_tenant(running)
+        streams = [stream_in_thread(running, BODY, tenant.headers) for _ in range(20)]
+        running.wait(lambda: running.metric("fairlane_inflight_requests") == 20)
+        running.process.send_signal(signal.SIGTERM)
+        running.wait(lambda: call(running.port, "GET", "/readyz")[0] == 503)
+        status, headers, answer = call(running.port, "POST", "/generate", BODY, headers=tenant.headers)
+        assert status == 503
+        assert headers["retry-after"]
+        assert json.loads(answer)["error_type"] == "overloaded"
+        for thread, found in streams:
+            thread.join(30)
+            assert found[0] == 200
+            assert len(found[1]) == 60
+        assert running.process.wait(20) == 0
+        assert [e.output_tokens for e in tenant.events()] == [60] * 20
+
+
+def test_the_drain_limit_ends_the_rest_with_an_error() -> None:
+    environment = {"FAIRLANE_ROUTER_DRAIN_LIMIT_S": "0.3"}
+    with (
+        model_server(*FLAGS) as server,
+        router(Setup(backends=[backend(server.port)]), environment=environment) as running,
+    ):
+        tenant = new_tenant(running)
+        long = {"inputs": "Tell me a story", "parameters": {"max_new_tokens": 1_000}}
+        thread, found = stream_in_thread(running, long, tenant.headers)
+        running.wait(lambda: running.metric("fairlane_inflight_requests") == 1)
+        running.process.send_signal(signal.SIGTERM)
+        thread.join(20)
+        assert found[1][-1] == {"error": "The router is shutting down.", "error_type": "overloaded"}
+        assert running.process.wait(20) == 0
+        (event,) = tenant.events()
+        assert (event.outcome, event.error_code, event.output_tokens) == ("failed", "draining", len(found[1]) - 1)
+
+
+def test_killed_and_restarted_the_books_hold_what_was_received(tmp_path: Path) -> None:
+    with model_server(*FLAGS) as server:
+        setup = Setup(backends=[backend(server.port)])
+        state = tmp_path / "state"
+        with router(setup, directory=state) as running:
+            tenant = new_tenant(running)
+            whole(running.port, "/generate_stream", BODY, tenant.headers)
+            wire = Wire(running.port)
+            wire.send("POST", "/generate_stream", BODY, headers=tenant.headers)
+            wire.head()
+            pieces = wire.chunks()
+            received = 0
+            while received < 7:
+                received += next(pieces).count(b"data: ")
+            running.process.kill()
+            running.process.wait()
+            received += wire.rest().count(b"data: ")
+            wire.close()
+        with router(setup, directory=state) as running:
+            found = {e.outcome: e for e in running.usage()}
+            assert found["completed"].output_tokens == 60
+            assert received <= found["aborted"].output_tokens <= received + 1
+            running.wait(running.is_idle)
+
+
+def test_a_bad_snapshot_is_refused_and_the_last_good_one_serves() -> None:
+    with model_server(*FLAGS) as server, router(Setup(backends=[backend(server.port)])) as running:
+        tenant = new_tenant(running)
+        good = running.setup.snapshot()
+        pool = msgspec.structs.replace(good.pools[0], scheduling={"policy": "lottery"})
+        bad = msgspec.structs.replace(good, pools=[pool], digest="")
+        write_snapshot(running.snapshot_file, msgspec.structs.replace(bad, digest=snapshot_digest(bad)))
+        running.wait(lambda: "lottery" in running.log.read_text())
+        assert len(whole(running.port, "/generate_stream", BODY, tenant.headers)) == 60
+        running.publish()
+        assert len(whole(running.port, "/generate_stream", BODY, tenant.headers)) == 60
+        # Policies change under running requests; nothing is lost.
+        threads = [stream_in_thread(running, BODY, tenant.headers) for _ in range(5)]
+        for policy in ("fifo", "slo-fair", "fifo"):
+            running.setup.scheduling["policy"] = policy
+            running.publish()
+        for thread, found in threads:
+            thread.join(20)
+            assert len(found[1]) == 60
+
+
+def test_a_busy_port_is_named() -> None:
+    with model_server(*FLAGS) as server, router(Setup(backends=[backend(server.port)])) as running:
+        busy = {"FAIRLANE_ROUTER_PORT": str(running.port)}
+        with pytest.raises(RuntimeError, match="is busy"), router(running.setup, environment=busy):
+            pass
