@@ -139,6 +139,7 @@ class _Whole:
 # --- TGI's own paths ---------------------------------------------------------------------------------------------
 
 _INDEX = b'{"index":'
+_TOKEN = b'"token":{'
 _END = b',"generated_text":'
 
 
@@ -246,11 +247,14 @@ class GenerateBody(_Whole):
 def _raw_token(event: StreamEvent) -> bytes:
     """``token`` as the backend wrote it, so that numbers keep their form."""
     payload = event.payload
-    start = payload.find(b'"token":{')
-    end = payload.find(b'},"', start)
-    if start < 0 or end < 0 or event.token is None or not payload[start:end].endswith((b"true", b"false")):
+    start = payload.find(_TOKEN)
+    # Quotes are escaped inside strings, so these keys cannot be part of a token's text.
+    end = payload.find(b'},"top_tokens":', start)
+    if end < 0:
+        end = payload.find(b"}" + _END, start)
+    if start < 0 or end < 0:
         return orjson.dumps(_token(event.token))
-    return payload[start + 8 : end + 1]
+    return payload[start + len(_TOKEN) - 1 : end + 1]
 
 
 # --- OpenAI's ----------------------------------------------------------------------------------------------------
