@@ -13,7 +13,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
 
-from router_ext.devserver.engine import Sampled, Sequence
+from router_ext.devserver.engine import Sampled, Sampling, Sequence
 from router_ext.devserver.gguf_model import load_weights
 from router_ext.devserver.kv_arena import Arena, KvCache, Place
 from router_ext.devserver.llama import DecodeGroup, Llama, PrefillChunk
@@ -50,6 +50,7 @@ class TorchEngine:
         self._llama = Llama(config, weights)
         self._cache = KvCache(config)
         self._states: dict[Sequence, _State] = {}
+        self._warm_up()
 
     @property
     def eos_ids(self) -> frozenset[int]:
@@ -80,6 +81,12 @@ class TorchEngine:
         if state := self._states.pop(sequence, None):
             with torch.inference_mode():
                 self._cache.release(state.place)
+
+    def _warm_up(self) -> None:
+        """Touch every page of the weights, so that the first request does not wait for the disk."""
+        sequence = Sequence(sequence_id=-1, prompt_ids=[EOS_ID], sampling=Sampling())
+        self.step(prefill=[(sequence, 1)], decode=[])
+        self.remove(sequence)
 
     def _admit(self, sequence: Sequence, n_tokens: int) -> None:
         """Check a chunk; at the first one give the sequence its place."""

@@ -116,6 +116,7 @@ def test_a_long_generation_stays_on_the_recorded_path(engine: TorchEngine, token
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_generation_of_1024_tokens_stays_on_the_recorded_path(engine: TorchEngine, tokenizer: Tokenizer) -> None:
     samples = replay(engine, tokenizer, LONG, 1024)
     assert [sample.token_id for sample in samples] == [token_id for token_id, _ in LONG["tokens"]]
