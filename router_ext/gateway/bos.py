@@ -8,7 +8,7 @@ if the tokenizer does. So the literal BOS is taken off the templated text if, an
     rule = rule.verified(chat_answer, await tokenize(check))
     prompt = chat_prompt(rule, decode_chat_tokenize(answer))              # per request
 
-Source: ``tgi.md`` 5.2; recorded in ``bos.jsonl``.
+Source: seen on a running TGI whose tokenizer adds BOS (``tests/conformance/transcripts/bos.jsonl``).
 """
 
 from __future__ import annotations

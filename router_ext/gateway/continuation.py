@@ -23,7 +23,8 @@ How a caller drives it:
 
 A connection that breaks without an event: ``interrupt()`` from RUNNING. Nothing shown is ever taken back.
 
-Source: ``tgi.md`` 5.3 (hold-back), 5.4 (ends at a cut), 5.5 (book-keeping), 5.7 (limits).
+Source: ``server/text_generation_server/utils/tokens.py`` of TGI (StoppingCriteria) for the ends at a cut; the hold-back
+rule was measured on a running TGI (``tests/conformance/transcripts/resume.jsonl``).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@
 the client is made by ``error_response(error, dialect_of(path))``. For a chat, ``request.chat_body`` goes to
 ``/chat_tokenize`` and ``bos.chat_prompt`` makes the prompt of its answer.
 
-Source: ``router/src/{lib,validation,chat,server}.rs`` of TGI; ``tgi.md`` 1.4, 1.6, 1.7.
+Source: ``router/src/{lib,validation,chat,server}.rs`` of TGI.
 """
 
 from __future__ import annotations
@@ -34,7 +34,16 @@ from router_ext.gateway.shapes import (
     to_f32,
     tool_choice_of,
 )
-from router_ext.wire.tgi import MAX_UPSTREAM_NEW_TOKENS
+from router_ext.gateway.values import (
+    Lengths,
+    check_grammar_value,
+    check_inputs,
+    check_parameters,
+    check_truncate,
+    fit_lengths,
+    is_greedy,
+    refuse_value,
+)
 
 __all__ = [
     "Body",
@@ -131,14 +140,6 @@ class Body:
         return model if isinstance(model, str) else None
 
 
-@dataclass(frozen=True, slots=True)
-class Lengths:
-    """Sizes that fit the model: input length after truncation, and the cap of new tokens."""
-
-    prompt_tokens: int
-    max_new_tokens: int
-
-
 def dialect_of(path: str) -> Dialect:
     """Dialect of a path, for errors too: every unknown path under ``/v1/`` speaks OpenAI's."""
     known = _DIALECTS.get(path)
@@ -204,119 +205,6 @@ def decode_tokenize(body: Body) -> str:
     return inputs
 
 
-# --- values ------------------------------------------------------------------------------------------------------
-
-
-def _refuse(problem: str, param: str | None, *, code: str = "invalid_parameter") -> RequestRefused:
-    return RequestRefused(f"Input validation error: {problem}", code=code, param=param)
-
-
-def _validate(p: dict[str, Any], limits: ModelLimits, names: dict[str, str]) -> None:
-    """TGI's checks of the parameters, in TGI's order. ``names``: what a field is called in the client's dialect."""
-
-    def refuse(problem: str, field: str) -> RequestRefused:
-        return _refuse(problem, names.get(field, field))
-
-    def number(field: str) -> float | None:
-        value = p.get(field)
-        return None if value is None else to_f32(value)
-
-    best_of = p.get("best_of") or 1
-    is_sampling = p.get("do_sample") or any(
-        p.get(f) is not None for f in ("temperature", "top_k", "top_p", "typical_p")
-    )
-    if best_of > 1 and best_of > limits.max_best_of:
-        raise refuse(f"`best_of` must be > 0 and <= {limits.max_best_of}. Given: {best_of}", "best_of")
-    if best_of > 1 and not is_sampling:
-        raise refuse("you must use sampling when `best_of` is > 1", "best_of")
-    temperature, repetition, frequency = (
-        number("temperature"),
-        number("repetition_penalty"),
-        number("frequency_penalty"),
-    )
-    if temperature is not None and temperature <= 0:
-        raise refuse("`temperature` must be strictly positive", "temperature")
-    if repetition is not None and repetition <= 0:
-        raise refuse("`repetition_penalty` must be strictly positive", "repetition_penalty")
-    if frequency is not None and not -2 <= frequency <= 2:
-        raise refuse("`frequency_penalty` must be >= -2.0 and <= 2.0", "frequency_penalty")
-    for field in ("top_p", "typical_p"):
-        value = number(field)
-        if value is not None and not 0 < value < 1:
-            raise refuse(f"`{field}` must be > 0.0 and < 1.0", field)
-    top_k = p.get("top_k")
-    if top_k is not None and top_k <= 0:
-        raise refuse("`top_k` must be strictly positive", "top_k")
-    if p.get("max_new_tokens") == 0:
-        raise refuse("`max_new_tokens` must be strictly positive", "max_new_tokens")
-    stop = p.get("stop") or ()
-    if len(stop) > limits.max_stop_sequences:
-        raise refuse(f"`stop` supports up to {limits.max_stop_sequences} stop sequences. Given: {len(stop)}", "stop")
-    if best_of > 1 and p.get("seed") is not None:
-        raise refuse("`seed` must not be set when `best_of` > 1", "seed")
-    top_n = p.get("top_n_tokens") or 0
-    if top_n > limits.max_top_n_tokens:
-        raise refuse(f"`top_n_tokens` must be >= 0 and <= {limits.max_top_n_tokens}. Given: {top_n}", "top_n_tokens")
-
-
-def _validate_inputs(inputs: str, param: str) -> None:
-    if not inputs:
-        raise _refuse("`inputs` cannot be empty", param)
-
-
-def _validate_truncate(truncate: int | None, limits: ModelLimits) -> None:
-    if truncate is not None and not 0 < truncate <= limits.max_input_tokens:
-        problem = f"`truncate` must be strictly positive and less than {limits.max_input_tokens}. Given: {truncate}"
-        raise _refuse(problem, "truncate")
-
-
-def _validate_grammar(grammar: dict[str, Any] | None) -> None:
-    """The part of TGI's grammar check that needs no compiler."""
-    if grammar is None or grammar["type"] not in ("json", "json_object", "json_schema"):
-        return
-    schema = grammar["value"]["schema"] if grammar["type"] == "json_schema" else grammar["value"]
-    if isinstance(schema, str):
-        try:
-            schema = orjson.loads(schema)
-        except orjson.JSONDecodeError as error:
-            raise _refuse(f"grammar is not valid: {error}", "grammar") from None
-    elif not isinstance(schema, dict):
-        raise _refuse("grammar is not valid: Grammar must be a string or object", "grammar")
-    if not isinstance(schema, dict) or "properties" not in schema:
-        raise _refuse("grammar is not valid: Grammar must have a 'properties' field", "grammar")
-
-
-def fit_lengths(request: GenerationRequest, prompt_tokens: int, limits: ModelLimits) -> Lengths:
-    """Check a measured prompt against the model and bound ``max_new_tokens`` by what is left.
-
-    Args:
-        prompt_tokens: tokens of one prompt, before ``truncate``.
-
-    Raises:
-        RequestRefused: ``context_length_exceeded``, exactly where TGI refuses.
-    """
-    truncate = request.parameters.get("truncate")
-    length = prompt_tokens if truncate is None else min(prompt_tokens, truncate)
-    room = max(limits.max_total_tokens - length, 0)
-    wanted = request.max_new_tokens
-    piece = min(room if wanted is None else wanted, MAX_UPSTREAM_NEW_TOKENS)
-    param = "messages" if request.dialect is Dialect.CHAT else None
-    if length + piece > limits.max_total_tokens:
-        raise _refuse(
-            f"`inputs` tokens + `max_new_tokens` must be <= {limits.max_total_tokens}. "
-            f"Given: {length} `inputs` tokens and {piece} `max_new_tokens`",
-            param,
-            code="context_length_exceeded",
-        )
-    if length > limits.max_input_tokens:
-        raise _refuse(
-            f"`inputs` must have less than {limits.max_input_tokens} tokens. Given: {length}",
-            param,
-            code="context_length_exceeded",
-        )
-    return Lengths(length, max(min(room if wanted is None else wanted, room), 1))
-
-
 # --- TGI's own paths ---------------------------------------------------------------------------------------------
 
 _SENT = ("temperature", "repetition_penalty", "frequency_penalty", "top_k", "top_p", "typical_p")
@@ -345,33 +233,23 @@ _NO_PARAMETERS: dict[str, Any] = {"do_sample": True}
 """What TGI takes when a body has no ``parameters`` at all: sampling. An empty object means greedy."""
 
 
-def _is_greedy(p: dict[str, Any]) -> bool:
-    """The shard samples if asked to, or as soon as any warper is not neutral."""
-    temperature = p.get("temperature")
-    return not (
-        p.get("do_sample")
-        or (temperature is not None and to_f32(temperature) != 1.0)
-        or p.get("top_k")
-        or p.get("top_p") is not None
-        or p.get("typical_p") is not None
-    )
-
-
 def _decode_native(body: Body, limits: ModelLimits) -> GenerationRequest:
     p = _check_native_shape(body)
     data, dialect = body.data, body.dialect
     is_stream = dialect is Dialect.GENERATE_STREAM or (dialect is Dialect.COMPAT and data.get("stream") is True)
     best_of = p.get("best_of")
     if is_stream and best_of is not None and best_of != 1:
-        raise _refuse("`best_of` != 1 is not supported when streaming tokens", "best_of")
+        raise refuse_value("`best_of` != 1 is not supported when streaming tokens", "best_of")
     if is_stream and p.get("decoder_input_details"):
-        raise _refuse("`decoder_input_details` == true is not supported when streaming tokens", "decoder_input_details")
-    _validate(p, limits, {})
+        raise refuse_value(
+            "`decoder_input_details` == true is not supported when streaming tokens", "decoder_input_details"
+        )
+    check_parameters(p, limits, {})
     inputs: str = data["inputs"]
-    _validate_inputs(inputs, "inputs")
-    _validate_truncate(p.get("truncate"), limits)
+    check_inputs(inputs, "inputs")
+    check_truncate(p.get("truncate"), limits)
     grammar = p.get("grammar")
-    _validate_grammar(grammar)
+    check_grammar_value(grammar)
 
     reason = None
     if grammar is not None:
@@ -402,7 +280,7 @@ def _decode_native(body: Body, limits: ModelLimits) -> GenerationRequest:
         parameters=parameters,
         stop=stop,
         seed=p.get("seed"),
-        is_greedy=_is_greedy(p),
+        is_greedy=is_greedy(p),
         num_sequences=max(best_of or 1, 1),
         return_full_text=full_text,
         wants_details=bool(p.get("details") or p.get("decoder_input_details")),
@@ -469,8 +347,8 @@ def _decode_chat(body: Body, limits: ModelLimits) -> GenerationRequest:
         "max_new_tokens": "max_tokens",
         "top_n_tokens": "top_logprobs",
     }
-    _validate({**p, "max_new_tokens": max_tokens}, limits, names)
-    _validate_grammar(response_format)
+    check_parameters({**p, "max_new_tokens": max_tokens}, limits, names)
+    check_grammar_value(response_format)
 
     reason = None
     if response_format is not None:
@@ -489,7 +367,7 @@ def _decode_chat(body: Body, limits: ModelLimits) -> GenerationRequest:
         parameters=p,
         stop=stop,
         seed=data.get("seed"),
-        is_greedy=_is_greedy(p),
+        is_greedy=is_greedy(p),
         wants_logprobs=bool(data.get("logprobs")),
         include_usage=include_usage,
         passthrough=None if reason is None else _pass_openai(body, reason, is_stream),
@@ -541,9 +419,9 @@ def _decode_completion(body: Body, limits: ModelLimits) -> GenerationRequest:
     stop = tuple(data.get("stop") or ())
     if stop:
         p["stop"] = list(stop)
-    _validate({**p, "max_new_tokens": data.get("max_tokens")}, limits, {"max_new_tokens": "max_tokens"})
+    check_parameters({**p, "max_new_tokens": data.get("max_tokens")}, limits, {"max_new_tokens": "max_tokens"})
     for item in prompts:
-        _validate_inputs(item, "prompt")
+        check_inputs(item, "prompt")
     return GenerationRequest(
         dialect=Dialect.COMPLETIONS,
         is_stream=data.get("stream", False),
@@ -553,7 +431,7 @@ def _decode_completion(body: Body, limits: ModelLimits) -> GenerationRequest:
         parameters=p,
         stop=stop,
         seed=data.get("seed"),
-        is_greedy=_is_greedy(p),
+        is_greedy=is_greedy(p),
     )
 
 
