@@ -139,6 +139,8 @@ REST_FRAMEWORK = {
     "DEFAULT_PAGINATION_CLASS": "controlplane.common.pagination.CursorPages",
     "EXCEPTION_HANDLER": "controlplane.common.problems.exception_handler",
     "COERCE_DECIMAL_TO_STRING": False,
+    # ``format`` is a parameter of reports, not a way to choose a renderer.
+    "URL_FORMAT_OVERRIDE": None,
     "UNAUTHENTICATED_USER": None,
 }
 SPECTACULAR_SETTINGS = {

@@ -6,6 +6,7 @@ import base64
 import binascii
 from typing import Any
 
+from django.core.exceptions import ValidationError as DjangoValidationError
 from django.db.models import QuerySet
 from rest_framework.exceptions import ValidationError
 from rest_framework.pagination import BasePagination
@@ -73,9 +74,9 @@ def _limit(text: str | None) -> int:
 
 def _decode(cursor: str, queryset: QuerySet[Any]) -> Any:
     try:
-        text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
-        if "\0" in text:
-            raise ValueError("NUL")
+        text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode()
+        if not text or "\0" in text:
+            raise ValueError("no key of a row")
         return queryset.model._meta.pk.to_python(text)
-    except (ValueError, binascii.Error, Exception) as error:
+    except (ValueError, binascii.Error, DjangoValidationError) as error:
         raise ValidationError({"cursor": ["not a cursor of this list"]}) from error

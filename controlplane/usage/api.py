@@ -9,6 +9,7 @@ from django.http import StreamingHttpResponse
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import serializers
+from rest_framework.renderers import JSONRenderer
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
@@ -44,8 +45,17 @@ class ReportSerializer(serializers.Serializer[Any]):
     rows = ReportRowSerializer(many=True)
 
 
+class CsvRenderer(JSONRenderer):
+    """Lets ``Accept: text/csv`` through; the report streams its lines itself, refusals stay problem+json."""
+
+    media_type = "text/csv"
+    format = "csv"
+
+
 class UsageReportView(APIView):
     """Usage by tenant and UTC day (of arrival)."""
+
+    renderer_classes = (JSONRenderer, CsvRenderer)
 
     @extend_schema(
         operation_id="usage_report",

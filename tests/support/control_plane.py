@@ -34,7 +34,7 @@ from router_ext.wire.controlplane import UsageBatch, UsageEvent
 _numbers = count(1)
 
 
-def make_user(*, role: str = Role.OPERATOR, email: str | None = None, password: str = "a long enough password") -> User:
+def make_user(*, role: str = Role.OPERATOR, email: str | None = None, password: str | None = None) -> User:
     return User.objects.create_user(email or f"person{next(_numbers)}@example.test", password, role=role)
 
 
@@ -98,7 +98,9 @@ def usage_body(*events: UsageEvent, router: str = "rtr_1") -> bytes:
 def empty_all_tables() -> None:
     """Take away what committing tests left; the audit log's triggers refuse that to everybody but a replica."""
     with connection.cursor() as cursor:
-        cursor.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename <> 'django_migrations'")
+        cursor.execute(
+            "SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename <> 'django_migrations'"
+        )
         names = ", ".join(f'"{name}"' for (name,) in cursor.fetchall())
         cursor.execute("SET session_replication_role = replica")
         cursor.execute(f"TRUNCATE {names}")

@@ -22,7 +22,7 @@ from controlplane.fleet.models import ModelName
 from controlplane.keys.actions import issue_key, revoke_key, update_key
 from controlplane.rollout.models import Revision
 from controlplane.rollout.queries import current_body, current_number
-from controlplane.tenants.actions import create_tenant, suspend_tenant, update_tenant
+from controlplane.tenants.actions import suspend_tenant, update_tenant
 from controlplane.tenants.models import Tenant, TenantTier
 from controlplane.tiers.actions import delete_tier, update_tier
 from controlplane.tiers.models import Tier
@@ -181,12 +181,14 @@ def test_a_viewer_changes_nothing(system: Actor, viewer: User) -> None:
 def test_the_database_holds_the_default_tier_to_the_allowed_ones(system: Actor) -> None:
     tenant = make_tenant(system, tiers=["standard", "batch"])
     other = make_tier(system, "other")
+    Tenant.objects.filter(pk=tenant.id).update(default_tier=other)
     with pytest.raises(IntegrityError), transaction.atomic():
-        Tenant.objects.filter(pk=tenant.id).update(default_tier=other)
         connection.check_constraints()
+    Tenant.objects.filter(pk=tenant.id).update(default_tier=tenant.default_tier)
+    TenantTier.objects.filter(tenant=tenant, tier=tenant.default_tier).delete()
     with pytest.raises(IntegrityError), transaction.atomic():
-        TenantTier.objects.filter(tenant=tenant, tier__name="standard").delete()
         connection.check_constraints()
+    TenantTier.objects.create(tenant=tenant, tier=tenant.default_tier)
 
 
 def test_a_tier_in_use_is_not_deleted(system: Actor) -> None:
@@ -349,9 +351,7 @@ def test_bootstrap_makes_keeps_and_resets_the_first_operator(capsys: pytest.Capt
 
 def test_the_demo_is_laid_down_once(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
     def run(**options: str) -> dict[str, Any]:
-        call_command(
-            "seed_demo", pool="org/model", backend_url=["http://127.0.0.1:3999"], kv_tokens=4_096, **options
-        )
+        call_command("seed_demo", pool="org/model", backend_url=["http://127.0.0.1:3999"], kv_tokens=4_096, **options)
         result: dict[str, Any] = msgspec.json.decode(capsys.readouterr().out)
         return result
 

@@ -1,0 +1,355 @@
+"""``/api/v1``: who may, what is audited, one shape of errors, creates that may be sent twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import openapi_spec_validator
+import pytest
+from django.db import connection
+from django.test import Client
+
+from controlplane.accounts.actions import issue_token, revoke_token
+from controlplane.accounts.models import OperatorToken, User
+from controlplane.audit.models import AuditEntry
+from controlplane.common.actor import Actor, system_actor
+from controlplane.common.clock import utc_now
+from controlplane.fleet.routers import create_router
+from controlplane.keys.models import ApiKey
+from controlplane.rollout.models import Revision
+from controlplane.tenants.models import Tenant
+from controlplane.training.actions import start_job
+from tests.support.control_plane import (
+    ApiClient,
+    api_client,
+    make_backend,
+    make_key,
+    make_pool,
+    make_tenant,
+    make_tier,
+    make_user,
+)
+
+pytestmark = pytest.mark.django_db
+
+
+@dataclass(frozen=True)
+class World:
+    """One row of everything, so that every route has something to work on."""
+
+    ids: dict[str, str]
+
+
+@pytest.fixture
+def world(system: Actor, operator: User) -> World:
+    tenant = make_tenant(system)
+    pool = make_pool(system)
+    backend = make_backend(system, pool)
+    key, _ = make_key(system, tenant, pool)
+    free_tier = make_tier(system, "free")
+    free_pool = make_pool(system)
+    router, _ = create_router(actor=system, name="spare")
+    token, _ = issue_token(actor=system, user=operator, name="spare", scopes=["admin.read"])
+    return World(
+        ids={
+            "tenants": tenant.id, "keys": key.id, "backends": backend.id, "tiers": free_tier.id, "pools": free_pool.id,
+            "routers": router.id, "tokens": token.id, "pool_in_use": pool.id,
+        }
+    )  # fmt: skip
+
+
+# Every mutating operation of the schema: its body and the audit actions it must leave behind.
+MUTATIONS: dict[tuple[str, str], tuple[Callable[[World], Any], str]] = {
+    ("POST", "/tenants"): (
+        lambda w: {"name": "New", "slug": "new", "tiers": ["standard"], "default_tier": "standard"}, "tenant.created",
+    ),
+    ("PATCH", "/tenants/{id}"): (lambda w: {"weight": 5}, "tenant.updated"),
+    ("POST", "/keys"): (
+        lambda w: {"tenant": w.ids["tenants"], "name": "new", "default_pool": w.ids["pools"]}, "key.issued",
+    ),
+    ("PATCH", "/keys/{id}"): (lambda w: {"may_choose_tier": True}, "key.updated"),
+    ("POST", "/keys/{id}/revoke"): (lambda w: None, "key.revoked"),
+    ("POST", "/tiers"): (lambda w: {"name": "new", "rank": 3, "ttft_target_s": 0.5}, "tier.created"),
+    ("PATCH", "/tiers/{id}"): (lambda w: {"rank": 77}, "tier.updated"),
+    ("DELETE", "/tiers/{id}"): (lambda w: None, "tier.deleted"),
+    ("POST", "/pools"): (lambda w: {"name": "org/new", "policy": "fifo"}, "pool.created"),
+    ("PATCH", "/pools/{id}"): (lambda w: {"policy": "fifo"}, "pool.updated"),
+    ("DELETE", "/pools/{id}"): (lambda w: None, "pool.deleted"),
+    ("POST", "/backends"): (
+        lambda w: {"pool": w.ids["pools"], "name": "new", "url": "http://10.1.1.1:80", "kv_tokens": 999},
+        "backend.created",
+    ),
+    ("PATCH", "/backends/{id}"): (lambda w: {"is_cordoned": True}, "backend.updated"),
+    ("DELETE", "/backends/{id}"): (lambda w: None, "backend.deleted"),
+    ("POST", "/routers"): (lambda w: {"name": "new"}, "router.created"),
+    ("POST", "/routers/{id}/revoke"): (lambda w: None, "router.revoked"),
+    ("POST", "/routers/{id}/renew-token"): (lambda w: None, "router.token_renewed"),
+    ("POST", "/training-jobs"): (lambda w: {"kind": "baseline"}, "job.queued"),
+    ("POST", "/training-jobs/{id}/cancel"): (lambda w: None, "job.cancelled"),
+    ("POST", "/tokens"): (lambda w: {"name": "new", "scopes": ["admin.read"]}, "token.issued"),
+    ("POST", "/tokens/{id}/revoke"): (lambda w: None, "token.revoked"),
+}  # fmt: skip
+CONFIGURATION = ("tenant.", "key.", "tier.", "pool.", "backend.")
+
+
+def path_of(route: str, world: World) -> str:
+    kind = route.split("/")[1]
+    if kind == "training-jobs" and "{id}" in route:
+        world.ids[kind] = start_job(actor=system_actor("test")).id
+    return route.replace("{id}", world.ids.get(kind, "")).rstrip("/")
+
+
+@pytest.fixture
+def schema(client: Client) -> Any:
+    answer = client.get("/api/v1/openapi.json")
+    assert answer.status_code == 200
+    return answer.json()
+
+
+def test_the_schema_is_valid_openapi_3_1(schema: Any) -> None:
+    assert schema["openapi"].startswith("3.1")
+    openapi_spec_validator.validate(schema)
+
+
+def test_every_mutating_route_of_the_schema_is_tested_here(schema: Any) -> None:
+    routes = {
+        (method.upper(), path.removeprefix("/api/v1"))
+        for path, operations in schema["paths"].items()
+        for method in operations
+        if method in ("post", "put", "patch", "delete")
+    }
+    assert routes == set(MUTATIONS)
+
+
+@pytest.mark.parametrize(("method", "route"), list(MUTATIONS))
+def test_a_mutation_leaves_one_audit_entry_and_publishes_what_routers_must_know(
+    api: ApiClient, world: World, operator: User, method: str, route: str
+) -> None:
+    make_body, action = MUTATIONS[method, route]
+    path = path_of(route, world)
+    entries, revisions = AuditEntry.objects.count(), Revision.objects.count()
+    answer = api.send(method, path, make_body(world))
+    assert answer.status_code in (200, 201, 204), answer.content
+    (entry,) = AuditEntry.objects.order_by("id")[entries:]
+    assert entry.action == action
+    assert operator.email in entry.actor_label
+    assert entry.request_id == answer.headers["x-request-id"]
+    assert Revision.objects.count() == revisions + action.startswith(CONFIGURATION)
+
+
+@pytest.mark.parametrize(("method", "route"), list(MUTATIONS))
+def test_a_mutation_needs_the_write_scope_of_an_operator(
+    operator: User, viewer: User, world: World, method: str, route: str
+) -> None:
+    make_body, _ = MUTATIONS[method, route]
+    path = path_of(route, world)
+    before = AuditEntry.objects.count()
+    callers = {"nobody": (ApiClient(None), 401), "reading token": (api_client(operator, "admin.read"), 403)}
+    # Role outranks scope: a viewer's token of whatever scopes reads only.
+    callers["viewer"] = (api_client(viewer, "admin.read", "admin.write"), 403)
+    before = AuditEntry.objects.count()
+    for name, (client, status) in callers.items():
+        answer = client.send(method, path, make_body(world))
+        assert answer.status_code == status, name
+        assert answer.headers["content-type"] == "application/problem+json", name
+    assert AuditEntry.objects.count() == before
+
+
+READABLE = (
+    "/tenants", "/keys", "/tiers", "/pools", "/backends", "/routers", "/revisions", "/audit", "/training-jobs",
+    "/tokens", "/usage/report", "/usage/quarantine",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("path", READABLE)
+def test_reading_needs_the_read_scope(world: World, viewer: User, operator: User, path: str) -> None:
+    assert ApiClient(None).send("GET", path).status_code == 401
+    assert api_client(viewer, "admin.read").send("GET", path).status_code == 200
+    assert api_client(operator, "admin.write").send("GET", path).status_code == 200
+
+
+@pytest.mark.parametrize("path", READABLE)
+def test_a_list_shows_no_secret_and_no_digest_of_one(world: World, api: ApiClient, path: str) -> None:
+    text = api.send("GET", path).content.decode()
+    for model, field in ((ApiKey, "digest"), (OperatorToken, "digest")):
+        for digest in model.objects.values_list(field, flat=True):
+            assert digest not in text
+
+
+def test_a_tenants_key_opens_nothing_here(system: Actor) -> None:
+    _, text = make_key(system, make_tenant(system), make_pool(system))
+    answer = ApiClient(text).send("GET", "/tenants")
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"] == "Bearer"
+
+
+def test_every_bad_token_is_refused_with_the_same_words(operator: User, system: Actor) -> None:
+    texts = {}
+    token, texts["revoked"] = issue_token(actor=system, user=operator, name="a", scopes=["admin.read"])
+    revoke_token(actor=system, token_id=token.id)
+    token, texts["expired"] = issue_token(actor=system, user=operator, name="b", scopes=["admin.read"])
+    OperatorToken.objects.filter(pk=token.id).update(expires_at=utc_now() - timedelta(seconds=1))
+    closed = make_user()
+    _, texts["of a closed account"] = issue_token(actor=system, user=closed, name="c", scopes=["admin.read"])
+    User.objects.filter(pk=closed.pk).update(is_active=False)
+    texts["unknown"] = "flt_aaaaaaaaaaaa_" + "A" * 48
+    texts["malformed"] = "sk-123"
+    texts["in another alphabet"] = "flt_ключ"
+    answers = {name: ApiClient(text).send("GET", "/tenants") for name, text in texts.items()}
+    assert {a.status_code for a in answers.values()} == {401}
+    assert len({a.content for a in answers.values()}) == 1
+
+
+def test_a_session_reads_and_writes_only_with_a_csrf_token(operator: User) -> None:
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(operator)
+    assert client.get("/api/v1/tiers").status_code == 200
+    body = {"data": {"name": "x", "rank": 1}, "content_type": "application/json"}
+    assert client.post("/api/v1/tiers", **body).status_code == 403
+    client.cookies["fairlane_csrf"] = "a" * 32
+    assert client.post("/api/v1/tiers", headers={"x-csrftoken": "a" * 32}, **body).status_code == 201
+
+
+def test_a_one_time_password_opens_no_api(operator: User) -> None:
+    User.objects.filter(pk=operator.pk).update(must_change_password=True)
+    client = Client()
+    client.force_login(operator)
+    answer = client.get("/api/v1/tiers")
+    assert (answer.status_code, answer.json()["code"]) == (403, "password_change_required")
+
+
+def test_field_errors_come_as_a_map(api: ApiClient) -> None:
+    answer = api.send("POST", "/tenants", {"name": "", "slug": "x", "weight": "heavy", "tiers": [], "colour": "red"})
+    assert answer.status_code == 422
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["errors"].keys() == {"colour"}
+    answer = api.send("POST", "/tenants", {"name": "", "slug": "x", "weight": "heavy", "tiers": []})
+    assert answer.json()["errors"].keys() == {"name", "weight", "tiers", "default_tier"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("GET", "/tenants/ten_missing", None, 404),
+        ("GET", "/tenants/%00", None, 404),
+        ("GET", "/nothing/here", None, 404),
+        ("PUT", "/tenants", {}, 405),
+        ("POST", "/audit", {}, 405),
+        ("GET", "/tenants?limit=0", None, 422),
+        ("GET", "/tenants?limit=1001", None, 422),
+        ("GET", "/tenants?cursor=%21%21", None, 422),
+        ("GET", "/revisions?cursor=YWJj", None, 422),
+        ("GET", "/usage/report?from=yesterday", None, 422),
+        ("GET", "/usage/report?from=2026-02-01&to=2026-01-01", None, 422),
+        ("GET", "/usage/report?format=xml", None, 422),
+        ("POST", "/keys", {"name": "x", "tenant": "ten_missing"}, 422),
+        ("POST", "/pools", {"name": "x", "policy": "unheard of"}, 422),
+    ],
+)
+def test_every_refusal_has_one_shape(api: ApiClient, method: str, path: str, body: Any, status: int) -> None:
+    answer = api.send(method, path, body)
+    assert answer.status_code == status, answer.content
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["status"] == status
+    if status == 405:
+        assert answer.headers["allow"]
+
+
+def test_what_is_not_json_is_refused(api: ApiClient) -> None:
+    answer = api.generic("POST", "/api/v1/tiers", b"{", content_type="application/json")
+    assert answer.status_code == 400
+    answer = api.generic("POST", "/api/v1/tiers", b"a=b", content_type="application/x-www-form-urlencoded")
+    assert answer.status_code == 415
+
+
+def test_a_conflict_is_409(api: ApiClient) -> None:
+    assert api.send("POST", "/tiers", {"name": "x", "rank": 1}).status_code == 201
+    assert api.send("POST", "/tiers", {"name": "x", "rank": 2}).status_code == 409
+
+
+def test_a_configuration_routers_would_refuse_is_422_and_leaves_nothing(api: ApiClient, system: Actor) -> None:
+    tenant = make_tenant(system, tiers=["standard", "batch"])
+    make_key(system, tenant, make_pool(system), tiers=["batch"])
+    answer = api.send("PATCH", f"/tenants/{tenant.id}", {"tiers": ["standard"]})
+    assert (answer.status_code, answer.json()["code"]) == (422, "config_refused")
+    assert "batch" in answer.json()["detail"]
+    assert api.send("GET", f"/tenants/{tenant.id}").json()["tiers"] in (["standard", "batch"], ["batch", "standard"])
+
+
+def test_a_lost_update_is_noticed_by_version(api: ApiClient, system: Actor) -> None:
+    tenant = make_tenant(system)
+    path = f"/tenants/{tenant.id}"
+    etag = api.send("GET", path).headers["etag"]
+    assert api.send("PATCH", path, {"weight": 2}, if_match=etag).status_code == 200
+    assert api.send("PATCH", path, {"weight": 3}, if_match=etag).status_code == 412
+    assert api.send("PATCH", path, {"weight": 4}, if_match="*").status_code == 200
+    assert api.send("PATCH", path, {"weight": 5}, if_match="yesterday").status_code == 422
+    assert Tenant.objects.get().weight == 4
+
+
+def test_a_create_sent_twice_creates_once_and_shows_its_secret_once(api: ApiClient, world: World) -> None:
+    body = {"tenant": world.ids["tenants"], "name": "once", "default_pool": world.ids["pools"]}
+    first = api.send("POST", "/keys", body, idempotency_key="k1")
+    second = api.send("POST", "/keys", body, idempotency_key="k1")
+    assert (first.status_code, second.status_code) == (201, 201)
+    assert second.headers["idempotency-replayed"] == "true"
+    assert first.json()["key"].startswith("flk_")
+    assert second.json() == {**first.json(), "key": None}
+    assert ApiKey.objects.filter(name="once").count() == 1
+    assert api.send("POST", "/keys", {**body, "name": "twice"}, idempotency_key="k1").status_code == 422
+    assert api.send("POST", "/keys", body, idempotency_key="k2").status_code == 201
+
+
+def test_a_refused_create_may_be_corrected_under_the_same_idempotency_key(api: ApiClient, world: World) -> None:
+    body = {"name": "New", "slug": "new", "tiers": ["unknown"], "default_tier": "unknown"}
+    assert api.send("POST", "/tenants", body, idempotency_key="k").status_code == 422
+    body = {**body, "tiers": ["standard"], "default_tier": "standard"}
+    assert api.send("POST", "/tenants", body, idempotency_key="k").status_code == 201
+
+
+def test_pages_hold_everything_once_though_rows_are_added_meanwhile(api: ApiClient, system: Actor) -> None:
+    wanted = [make_tier(system, f"tier-{n}").id for n in range(7)]
+    seen: list[str] = []
+    cursor = ""
+    while True:
+        page = api.send("GET", f"/tiers?limit=3{cursor}").json()
+        seen += [row["id"] for row in page["results"]]
+        make_tier(system, f"late-{len(seen)}")
+        if page["next"] is None:
+            break
+        cursor = f"&cursor={page['next']}"
+    assert seen == sorted(wanted, reverse=True)
+
+
+@pytest.mark.parametrize("path", ["/tenants", "/keys", "/pools", "/backends", "/routers", "/tokens", "/training-jobs"])
+def test_a_list_takes_the_same_number_of_queries_whatever_its_length(
+    api: ApiClient, system: Actor, world: World, django_assert_max_num_queries: Any, path: str
+) -> None:
+    tenant, pool = make_tenant(system), make_pool(system, aliases=["a", "b"])
+    for _ in range(10):
+        make_key(system, tenant, pool, tiers=["standard"], default_tier="standard")
+        make_backend(system, make_pool(system))
+        make_tenant(system)
+    api.send("GET", path)
+    with django_assert_max_num_queries(5):
+        assert api.send("GET", path).status_code == 200
+
+
+def test_requests_are_answered_with_their_id(api: ApiClient) -> None:
+    assert api.send("GET", "/tiers", x_request_id="from-a-client").headers["x-request-id"] == "from-a-client"
+    assert api.send("GET", "/tiers", x_request_id="not harmless\x7f").headers["x-request-id"].startswith("req_")
+
+
+def test_health_needs_nobody_signed_in(client: Client) -> None:
+    assert client.get("/livez").json() == {"status": "ok"}
+    assert client.get("/readyz").status_code == 200
+
+
+def test_pending_migrations_make_it_unready(client: Client) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("DELETE FROM django_migrations WHERE app = 'usage' AND name = '0002_event_partitions'")
+    answer = client.get("/readyz")
+    assert (answer.status_code, answer.json()["pending"]) == (503, ["usage.0002_event_partitions"])
