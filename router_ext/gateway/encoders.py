@@ -149,9 +149,9 @@ class GenerateStream(_Streaming):
     def tokens(self, events: Sequence[StreamEvent], index: int = 0) -> bytes:
         if len(events) == 1:
             event = events[0]
-            if event.index == event.upstream_index:
+            if event.index == event.upstream_index and event.details is None:
                 return b"data: " + event.payload + b"\n\n"
-        return b"".join([b"data: " + _numbered(event) + b"\n\n" for event in events])
+        return b"".join([b"data: " + _inner(event) + b"\n\n" for event in events])
 
     def finish(self, events: Sequence[StreamEvent], completion: Completion, index: int = 0) -> bytes:
         self._count(completion)
@@ -184,6 +184,14 @@ def _numbered(event: StreamEvent) -> bytes:
     if event.index == event.upstream_index:
         return payload
     return _INDEX + b"%d" % event.index + payload[payload.index(b",") :]
+
+
+def _inner(event: StreamEvent) -> bytes:
+    """A token that is not the client's last; it may have been the last of its slice upstream."""
+    payload = _numbered(event)
+    if not event.is_final:
+        return payload
+    return payload[: payload.index(_END)] + b',"generated_text":null,"details":null}'
 
 
 def _rewritten(event: StreamEvent) -> bytes:

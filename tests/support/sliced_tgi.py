@@ -115,10 +115,15 @@ class Seen:
     prompt_tokens: int = 0
 
     @classmethod
-    def unsliced(cls, payloads: Sequence[bytes]) -> Seen:
-        """A client of TGI itself, where one event is lost: the text of an answer that ends inside a character."""
+    def streamed(cls, payloads: Sequence[bytes]) -> Seen:
+        """Read off a stream of ``/generate_stream``: only its last event may carry an end.
+
+        TGI loses the text of an answer that ends inside a character; the tokens' own texts stand for it then.
+        """
         seen = cls()
+        event: dict[str, Any] = {}
         for payload in payloads:
+            assert not event or event["details"] is event["generated_text"] is None, "an end in the middle"
             event = json.loads(payload)
             token = event["token"]
             seen.tokens.append((event["index"], token["id"], token["text"], token["special"]))

@@ -16,7 +16,9 @@ from tokenizers import Tokenizer
 from router_ext.devserver.smollm import EOS_ID, load_tokenizer
 from router_ext.gateway.continuation import Continuation, Phase, derive_seed
 from router_ext.gateway.cuts import CutDecision, CutJob, TextTokenizer, choose_cut
-from router_ext.gateway.generation import ModelLimits, ResumeClass
+from router_ext.gateway.encoders import AnswerContext, encoder_for
+from router_ext.gateway.generation import Dialect, GenerationRequest, ModelLimits, ResumeClass
+from router_ext.wire.sse import SseParser
 from router_ext.wire.tgi import StreamEvent
 
 LIMITS = ModelLimits(model_id="m", max_input_tokens=2_047, max_total_tokens=2_048)
@@ -90,7 +92,7 @@ def run_sliced(
     flow_class: type[Continuation] = Continuation,
     cutter: Cutter = choose_cut,
 ) -> Outcome:
-    """The client's view through the continuation."""
+    """The client's view: what it reads off the stream that continuation and encoder make."""
     tokenizer = pool.server
     server = make_server(tokenizer, case)
     parameters: dict[str, object] = {"do_sample": False}
@@ -107,12 +109,15 @@ def run_sliced(
         eos_is_complete=case.knows_eos,
         prompt_tokens=len(tokenizer.encode(case.prompt).ids),
     )
-    seen, jobs = Seen(), []
+    request = GenerationRequest(dialect=Dialect.GENERATE_STREAM, is_stream=True, wants_details=True)
+    encoder = encoder_for(request, AnswerContext(model_id="m", system_fingerprint="f", created=1))
+    jobs, stream = [], bytearray()
 
     def show(events: Sequence[StreamEvent]) -> None:
-        for event in events:
-            assert event.token is not None
-            seen.tokens.append((event.index, event.token.id, event.token.text, event.token.special))
+        if flow.completion is not None:
+            stream.extend(encoder.finish(events, flow.completion))
+        elif events:
+            stream.extend(encoder.tokens(events))
 
     for segment in range(4 * case.max_new_tokens + 16):
         size = case.slices[segment % len(case.slices)]
@@ -133,18 +138,13 @@ def run_sliced(
         if flow.phase is Phase.DONE:
             break
     assert flow.phase is Phase.DONE, "no progress"
-    assert flow.completion is not None
-    seen.finish_reason = flow.completion.finish_reason
-    seen.generated_text = flow.completion.generated_text
-    seen.output_tokens = flow.completion.output_tokens
-    seen.prompt_tokens = flow.completion.prompt_tokens
-    return Outcome(seen, flow, jobs, server)
+    return Outcome(Seen.streamed(SseParser().feed(bytes(stream))), flow, jobs, server)
 
 
 def run_unsliced(tokenizer: Tokenizer, case: Case) -> Seen:
     parameters = {"max_new_tokens": case.max_new_tokens, "stop": list(case.stop)}
     server = make_server(tokenizer, case)
-    return Seen.unsliced(server.answer(json.dumps({"inputs": case.prompt, "parameters": parameters}).encode()))
+    return Seen.streamed(server.answer(json.dumps({"inputs": case.prompt, "parameters": parameters}).encode()))
 
 
 def has_exact_boundary(tokenizer: Tokenizer, job: CutJob) -> bool:
@@ -244,6 +244,12 @@ def test_an_odd_split_spoils_its_own_slice_only(pool: Pool) -> None:
     assert choose_cut(
         pool.router, CutJob(base, encode(" jumps over"), [" jumps", " over"], lowest=0, highest=2)
     ).is_exact
+
+
+def test_the_end_of_a_slice_does_not_look_like_an_end(pool: Pool) -> None:
+    """The backend's last event of a slice carries text and details; inside the client's stream it may not."""
+    outcome = check_exact(pool, Case("Once", WORDS, 100, (5,)))
+    assert outcome.flow.segments > 2
 
 
 def test_the_last_tokens_of_a_slice_wait_and_no_others(pool: Pool) -> None:
