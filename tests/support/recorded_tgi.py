@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from support.exchange import call
+import pytest
+from support.exchange import call, events
+from support.modelserver import ModelServer
 
 FOLDER = Path(__file__).parents[1] / "conformance" / "transcripts"
 MAY_DIFFER = {"date", "content-length", "connection"}
@@ -28,6 +30,9 @@ REFUSED = {
     "stream tools required",
     "stream tools auto",
 }
+# Limits in force when the exchanges were recorded: of errors.jsonl, and of the others.
+NARROW = ("--max-input-tokens", "200", "--max-total-tokens", "300")
+WIDE = ("--max-input-tokens", "2048", "--max-total-tokens", "4096")
 NOT_SUPPORTED = "Input validation error: grammar is not supported"
 
 
@@ -148,3 +153,23 @@ def _differ(old: Any, new: Any, path: str, keys: set[str], found: list[str]) -> 
             _differ(a, b, f"{path}[{index}]", keys, found)
     elif path.rsplit(".", 1)[-1].split("[")[0] in keys and old != new:
         found.append(f"{path}: {old!r} recorded, {new!r} got")
+
+
+def cases(found: list[tuple[str, dict[str, Any]]]) -> Any:
+    return pytest.mark.parametrize("exchange", [e for _, e in found], ids=[name for name, _ in found])
+
+
+def warm_up(server: ModelServer) -> None:
+    """One request, as the recorded server had had before its first metrics page was taken."""
+    status, _, _ = call(server.port, "POST", "/generate", {"inputs": "Hi", "parameters": {"max_new_tokens": 5}})
+    assert status == 200
+
+
+def refusal_of(exchange: dict[str, Any], status: int, body: bytes) -> str:
+    """The refusal of a grammar in the shape of the endpoint."""
+    if exchange["request"]["body"].get("stream") or exchange["request"]["path"] == "/generate_stream":
+        assert status == 200
+        error = events(body)[0]["error"]
+        return error["message"] if isinstance(error, dict) else error
+    assert status == 422
+    return json.loads(body)["error"]
