@@ -15,9 +15,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-NEED_SERVERS = tuple(
-    TESTS / folder for folder in ("unit/controlplane", "integration/controlplane", "integration/ledger", "e2e")
-)
+NEED_SERVERS = tuple(TESTS / folder for folder in ("unit/controlplane", "integration/controlplane", "e2e"))
 # Tests never read the secrets of a real installation.
 TEST_SETTINGS = {
     "FAIRLANE_SECRET_KEY": "test-only-secret-key-" + "0" * 40,

@@ -269,6 +269,9 @@ class Router:
         now = Readings(
             spool_events=self.ledger.pending_events,
             spool_bytes=self.ledger.pending_bytes,
+            ledger_overflow_events=self.ledger.overflow_events,
+            ledger_damaged_bytes=self.ledger.damaged_bytes,
+            ledger_set_aside_events=self._link.usage.n_set_aside if self._link is not None else 0,
             applied_revision=self.directory.revision if self.directory else 0,
             is_draining=self.is_draining,
         )

@@ -64,6 +64,12 @@ class Readings:
     tenants: list[TenantReading] = field(default_factory=list)
     spool_events: int = 0
     spool_bytes: int = 0
+    ledger_overflow_events: int = 0
+    """Ended requests the disk has not taken; anything but 0 is an alarm."""
+    ledger_damaged_bytes: int = 0
+    """Bytes of the spool that could not be read; anything but 0 is an alarm."""
+    ledger_set_aside_events: int = 0
+    """Events the control plane would not take; anything but 0 is an alarm."""
     applied_revision: int = 0
     is_draining: bool = False
 
@@ -107,6 +113,17 @@ class _Snapshotted(Collector):
         yield from (up, running, reserved, kv, own)
         yield GaugeMetricFamily("fairlane_ledger_pending_events", "Usage events not acknowledged.", now.spool_events)
         yield GaugeMetricFamily("fairlane_ledger_pending_bytes", "Bytes of the usage spool.", now.spool_bytes)
+        yield GaugeMetricFamily(
+            "fairlane_ledger_overflow_events", "Ended requests the disk has not taken.", now.ledger_overflow_events
+        )
+        yield GaugeMetricFamily(
+            "fairlane_ledger_damaged_bytes", "Spool bytes that could not be read.", now.ledger_damaged_bytes
+        )
+        yield GaugeMetricFamily(
+            "fairlane_ledger_set_aside_events",
+            "Usage events the control plane would not take.",
+            now.ledger_set_aside_events,
+        )
         yield GaugeMetricFamily("fairlane_applied_revision", "Configuration in force.", now.applied_revision)
         yield GaugeMetricFamily("fairlane_draining", "1 while the router ends its streams.", float(now.is_draining))
         if self._has_tenants:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import random
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
@@ -134,12 +135,14 @@ async def settled_rows(stack: Stack, load: Load) -> dict[str, dict[str, Any]]:
     The router delivers oldest first, so with the request that ended last everything before it is there.
     """
     wanted = {one.request for one in load.received if one.request is not None and one.status == 200}
-    async with asyncio.timeout(SETTLE_LIMIT_S):
-        while True:
-            rows = await asyncio.to_thread(usage_rows, stack.postgres.recorded_url())
-            if wanted <= {row["request"] for row in rows}:
-                break
-            await asyncio.sleep(0.2)
+    deadline = time.monotonic() + SETTLE_LIMIT_S
+    while True:
+        rows = await asyncio.to_thread(usage_rows, stack.postgres.recorded_url())
+        missing = wanted - {row["request"] for row in rows}
+        if not missing:
+            break
+        assert time.monotonic() < deadline, f"{len(missing)} of {len(wanted)} requests are not in the books: {missing}"
+        await asyncio.sleep(0.2)
     counts = Counter(row["request"] for row in rows)
     assert set(counts.values()) == {1}, "one row per request"
     return {row["request"]: row for row in rows}
