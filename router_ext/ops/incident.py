@@ -50,6 +50,8 @@ _QUESTIONS = (
     "How far away is the moon?",
     "Write one line about the sea.",
 )
+_CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+"""The demo model's chat markup, so that the chatbot gets answers instead of continued questions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +133,7 @@ async def plan(credentials: Credentials, args: argparse.Namespace) -> list[tuple
         at_s = 4.0
         end_s = 4.0 + 2.0 * args.batch_requests
         while at_s < end_s:
-            text = generator.choice(_QUESTIONS)
+            text = _CHAT.format(generator.choice(_QUESTIONS))
             tokens = await count_tokens(session, credentials.router_url, credentials.tenant_key(CHATBOT), text)
             arrivals.append((Arrival(at_s=at_s, tenant=CHATBOT, prompt=text, max_new_tokens=16), len(tokens)))
             at_s += generator.expovariate(1 / args.chat_interval)
@@ -302,8 +304,8 @@ def draw(runs: dict[str, list[Outcome]], path: Path) -> None:
         axis.set(title=f"policy {policy}", xlabel="arrival, s", yscale="log")
         axis.grid(visible=True, which="both", alpha=0.25)
     axes[0][0].set_ylabel("time to first token, s")
-    axes[0][0].legend(loc="upper left")
-    figure.tight_layout()
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="lower center", ncols=3, frameon=False)
+    figure.tight_layout(rect=(0, 0.07, 1, 1))
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=140)
     pyplot.close(figure)

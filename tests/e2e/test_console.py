@@ -104,7 +104,8 @@ def test_a_tenant_is_made_served_counted_and_refused_after_revocation(page: Page
 
     page.get_by_role("link", name="Tenants").click()
     page.get_by_role("link", name="Search team").click()
-    page.get_by_role("button", name="Revoke browser test").click()
+    page.get_by_label("Revoke browser test", exact=True).click()
+    page.get_by_role("button", name="Really revoke browser test").click()
     expect(page.get_by_text("is revoked")).to_be_visible()
     eventually(lambda: not is_served(whole_stack.url, key), limit_s=PROPAGATION_S, what="the revoked key being refused")
     with pytest.raises((UnknownError, Exception), match="key"):

@@ -12,9 +12,11 @@ from controlplane.common.clock import utc_now
 from controlplane.console import charts
 from controlplane.console.frame import actor_of, signed_in
 from controlplane.fleet import queries as fleet_queries
+from controlplane.fleet.models import Pool
 from controlplane.rollout.queries import current_number
 from controlplane.tenants import queries as tenant_queries
 from controlplane.usage import queries as usage_queries
+from controlplane.usage.models import UsageEvent
 from router_ext.wire.controlplane import Heartbeat, PoolState
 
 MAX_TENANTS = 200
@@ -35,7 +37,10 @@ class PoolPicture:
     shares: str
 
 
-def _picture(router: str, state: PoolState, names: dict[str, str], weights: dict[str, float], pool: str) -> PoolPicture:
+def _picture(
+    router: str, state: PoolState, names: dict[str, str], weights: dict[str, float], pool: Pool | None
+) -> PoolPicture:
+    servers = {b.id: b.name for b in pool.backends.all()} if pool is not None else {}
     busy = [t for t in state.tenants if t.queued or t.running or t.output_tokens_total][:MAX_TENANTS]
     service = {t.tenant: t.prompt_tokens_total + 2 * t.output_tokens_total for t in busy}
     total, weight_sum = sum(service.values()), sum(weights.get(t.tenant, 1.0) for t in busy)
@@ -49,12 +54,13 @@ def _picture(router: str, state: PoolState, names: dict[str, str], weights: dict
     ]
     return PoolPicture(
         router=router,
-        name=pool,
+        name=pool.name if pool is not None else state.pool,
         state=state,
         queued=sorted(state.queued_by_tier.items()),
         backends=[
             {
                 "state": b,
+                "name": servers.get(b.backend, b.backend),
                 "ratio": b.reserved_tokens / b.kv_tokens if b.kv_tokens else 0.0,
                 "meter": charts.meter(
                     title="KV reserved", ratio=b.reserved_tokens / b.kv_tokens if b.kv_tokens else 0.0
@@ -72,7 +78,7 @@ def _context(request: HttpRequest) -> dict[str, object]:
     heartbeats: dict[str, Heartbeat] = fleet_queries.live_heartbeats()
     rows = list(tenant_queries.tenants(actor=actor))
     names, weights = {t.id: t.name for t in rows}, {t.id: t.weight for t in rows}
-    pools = {p.id: p.name for p in fleet_queries.pools(actor=actor)}
+    pools = {p.id: p for p in fleet_queries.pools(actor=actor)}
     now = utc_now()
     routers = [
         {
@@ -87,7 +93,7 @@ def _context(request: HttpRequest) -> dict[str, object]:
         "routers": routers,
         "revision": current_number(),
         "pictures": [
-            _picture(instance, state, names, weights, pools.get(state.pool, state.pool))
+            _picture(instance, state, names, weights, pools.get(state.pool))
             for instance, beat in sorted(heartbeats.items())
             for state in beat.pools
         ],
@@ -98,7 +104,7 @@ def _context(request: HttpRequest) -> dict[str, object]:
     }
 
 
-def _ttft_ms(event: usage_queries.UsageEvent) -> int | None:
+def _ttft_ms(event: UsageEvent) -> int | None:
     if event.first_token_at is None:
         return None
     return round((event.first_token_at - event.arrived_at).total_seconds() * 1_000)

@@ -177,7 +177,7 @@ def issue_key(request: HttpRequest, tenant_id: str) -> HttpResponseBase:
             )
         except Invalid as problem:
             for field, texts in problem.fields.items():
-                form.add_error(field if field in form.fields else None, texts)  # type: ignore[arg-type]  # a list of texts is accepted
+                form.add_error(field if field in form.fields else None, texts)
         else:
             return render(request, "console/key_issued.html", {"tenant": tenant, "key": key, "text": text})
     context = {
