@@ -14,9 +14,11 @@ from pathlib import Path
 
 import uvloop
 
-from router_ext.devserver.app import App, Identity
+from router_ext.devserver.admission import Admission
+from router_ext.devserver.app import App
 from router_ext.devserver.chat import ChatTemplate
 from router_ext.devserver.codec import Codec
+from router_ext.devserver.endpoint import Identity
 from router_ext.devserver.engine import Engine
 from router_ext.devserver.faults import Faults
 from router_ext.devserver.http import Connection, Connections
@@ -122,6 +124,7 @@ class _Plan:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Server:
     app: App
+    admission: Admission
     runner_of: Callable[[], Runner]
 
 
@@ -217,21 +220,15 @@ def _build(args: argparse.Namespace, plan: _Plan) -> _Server:
     engine, step_time = _engine(args, codec, eos_id)
     metrics = Metrics(max_input_tokens=plan.limits.max_input_tokens, max_total_tokens=plan.limits.max_total_tokens)
     faults = Faults(**{f.name: getattr(args, f"sim_{f.name}") for f in fields(Faults)})
-    app = App(
-        identity=Identity(
-            model_id=args.model_id,
-            compute_type=args.sim_compute_type,
-            api_key=args.api_key,
-            is_controllable=args.sim_control,
-            cors_origins=tuple(args.cors_allow_origin),
-        ),
-        limits=plan.limits,
-        codec=codec,
-        template=template,
-        metrics=metrics,
-        faults=faults,
-        eos_ids=engine.eos_ids,
+    admission = Admission(limits=plan.limits, codec=codec, metrics=metrics, eos_ids=engine.eos_ids)
+    identity = Identity(
+        model_id=args.model_id,
+        compute_type=args.sim_compute_type,
+        api_key=args.api_key,
+        is_controllable=args.sim_control,
+        cors_origins=tuple(args.cors_allow_origin),
     )
+    app = App(identity=identity, admission=admission, template=template, faults=faults)
 
     def make_runner() -> Runner:
         return Runner(
@@ -241,12 +238,12 @@ def _build(args: argparse.Namespace, plan: _Plan) -> _Server:
             faults=faults,
             step_time=step_time,
             time_scale=args.sim_time_scale,
-            next_piece=app.next_piece,
-            on_finished=app.finished,
-            on_left=app.left,
+            next_piece=admission.next_piece,
+            on_finished=admission.finished,
+            on_left=admission.left,
         )
 
-    return _Server(app=app, runner_of=make_runner)
+    return _Server(app=app, admission=admission, runner_of=make_runner)
 
 
 def _engine(args: argparse.Namespace, codec: Codec, eos_id: int) -> tuple[Engine, StepTime | None]:
@@ -276,7 +273,7 @@ async def _serve(args: argparse.Namespace, server: _Server, listener: socket.soc
     """Listen until told to stop; then refuse newcomers at once and let what runs finish."""
     loop = asyncio.get_running_loop()
     app = server.app
-    app.runner = runner = server.runner_of()
+    server.admission.runner = runner = server.runner_of()
     connections = Connections()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

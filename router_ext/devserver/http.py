@@ -253,8 +253,9 @@ class Connection(asyncio.Protocol):
         if self._is_broken:
             return
         if self._in_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > _MAX_HEAD_BYTES and b"\r\n\r\n" not in data:
+            end = data.find(b"\r\n\r\n")
+            self._head_bytes += len(data) if end < 0 else end
+            if self._head_bytes > _MAX_HEAD_BYTES:
                 self._refuse(431)
                 return
         try:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from router_ext.devserver.json_reader import BodyError, Reader
 from router_ext.devserver.serde import (
     I32,
     U32,
     U64,
     USIZE,
-    BodyError,
     Member,
-    Reader,
     anything,
     boolean,
     f32,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from router_ext.devserver import schemas
-from router_ext.devserver.serde import BodyError, Schema, parse
+from router_ext.devserver.json_reader import BodyError
+from router_ext.devserver.serde import Schema, parse
 
 SYNTAX = "Failed to parse the request body as JSON: "
 SHAPE = "Failed to deserialize the JSON body into the target type: "
