@@ -68,6 +68,14 @@ def carry_out(instruction: str, rest: str, folder: Path, env: dict[str, str]) ->
             raise SystemExit(f"docker-check does not know how to carry out {instruction}")
 
 
+def missing_files(environment: Path) -> list[str]:
+    """Files of our packages (templates, static files, data) that the installation lacks."""
+    packages = next(environment.glob("lib/python*/site-packages"))
+    ours = [path for name in ("router_ext", "controlplane") for path in (ROOT / name).rglob("*") if path.is_file()]
+    names = [str(path.relative_to(ROOT)) for path in ours if "__pycache__" not in path.parts]
+    return [name for name in sorted(names) if not (packages / name).exists()]
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="fairlane-image-") as name:
         folder = Path(name)
@@ -84,13 +92,16 @@ def main() -> None:
             ["fairlane", "router", "--help"],
             ["python", "-m", "django", "check"],
             ["gunicorn", "--check-config", "--config", "python:controlplane.gunicorn_conf", "controlplane.wsgi"],
-            ["celery", "--app", "controlplane.celery", "report"],
+            ["python", "-c", "import controlplane.celery"],
             ["pip", "check"],
         ):
             print(f"== {' '.join(command)}", flush=True)
             subprocess.run(
                 [str(binaries / command[0]), *command[1:]], env=env | SECRETS, cwd=folder, check=True, stdout=2
             )
+        left_out = missing_files(folder / "opt" / "fairlane")
+        if left_out:
+            raise SystemExit(f"not installed: {', '.join(left_out)}")
     print("every install step of docker/Dockerfile passed")
 
 
