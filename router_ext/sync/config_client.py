@@ -24,7 +24,7 @@ from router_ext.sync.session import (
     ControlPlaneSession,
     ControlPlaneUnavailable,
 )
-from router_ext.sync.snapshot_file import MAX_SNAPSHOT_BYTES, decode_snapshot, write_atomically
+from router_ext.sync.snapshot_file import MAX_SNAPSHOT_BYTES, decode_snapshot, remove_parts, write_atomically
 from router_ext.wire.controlplane import LONG_POLL_S, SNAPSHOT_PATH, ArtifactRecord, ConfigSnapshot
 
 log = structlog.get_logger(__name__)
@@ -91,9 +91,14 @@ class ConfigClient:
 
     async def load_saved(self) -> bool:
         """Apply the copy on disk, so that a router starts without its control plane. False if there is no good one."""
+        for folder in (self._path.parent, self._store.directory):
+            await asyncio.to_thread(remove_parts, folder)
         try:
             body = await asyncio.to_thread(self._path.read_bytes)
         except FileNotFoundError:
+            return False
+        except OSError as error:
+            log.error("config.saved_copy_unreadable", reason=error.strerror)
             return False
         is_good = await self._consider(body, is_saved=True)
         if is_good and self.snapshot is not None:
@@ -158,7 +163,10 @@ class ConfigClient:
         self._etag = answer.headers.get("etag")
         is_news = self.snapshot is not None and self.snapshot.digest != before
         if is_news:
-            await asyncio.to_thread(write_atomically, self._path, answer.body)
+            try:
+                await asyncio.to_thread(write_atomically, self._path, answer.body)
+            except OSError as error:  # it serves; only a start without the control plane would be on the older one
+                log.error("config.not_saved", revision=self.applied_revision, reason=error.strerror)
         return is_news
 
     async def _consider(self, body: bytes, *, is_saved: bool) -> bool:
