@@ -39,6 +39,7 @@ class Backend:
 
     Attributes:
         index: position in the order of backend ids; the tie-break of placement.
+        spare_tokens: input plus new tokens beyond the free KV that still fit (TGI reserves one token less).
         prefill: prompt tokens of dispatches whose first token has not come, by ticket, in dispatch order (TGI's
             prefill is first come, first served).
         releases: (expected time, ticket, blocks) of running dispatches, ascending: when KV will come back.
@@ -58,8 +59,8 @@ class Backend:
         "prefill_fit",
         "prefill_tokens",
         "releases",
-        "room_tokens",
         "seats",
+        "spare_tokens",
         "step_fit",
     )
 
@@ -84,7 +85,7 @@ class Backend:
         self.block_size = config.block_size
         self.is_cordoned = config.is_cordoned
         self.ledger.resize(config)
-        self.room_tokens = config.max_total_tokens
+        self.spare_tokens = 1 - config.speculate
 
     @property
     def is_usable(self) -> bool:

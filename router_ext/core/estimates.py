@@ -13,11 +13,12 @@ class LinearFit:
     Cost: O(1) per observation.
     """
 
-    __slots__ = ("_keep", "_n", "_sx", "_sxx", "_sxy", "_sy", "count")
+    __slots__ = ("_keep", "_line", "_n", "_sx", "_sxx", "_sxy", "_sy", "count")
 
     def __init__(self, *, keep: float = 0.98) -> None:
         self._keep = keep
         self._n = self._sx = self._sy = self._sxx = self._sxy = 0.0
+        self._line: tuple[float, float] | None = None
         self.count = 0
 
     def observe(self, x: float, y: float) -> None:
@@ -29,11 +30,15 @@ class LinearFit:
         self._sxx = self._sxx * keep + x * x
         self._sxy = self._sxy * keep + x * y
         self.count += 1
+        self._line = None
 
     def line(self) -> tuple[float, float] | None:
-        """(intercept, slope), both >= 0; None before the first observation."""
-        if self.count == 0:
-            return None
+        """(intercept, slope), both >= 0; None before the first observation. Computed once per observation."""
+        if self._line is None and self.count:
+            self._line = self._solve()
+        return self._line
+
+    def _solve(self) -> tuple[float, float]:
         n, sx, sy = self._n, self._sx, self._sy
         spread = n * self._sxx - sx * sx
         # A relative spread below 1% cannot carry a slope; neither can fewer than four observations.
@@ -53,32 +58,24 @@ class Throughput:
     Only time in which something ran counts, so an idle night does not make the next estimate pessimistic.
     """
 
-    __slots__ = ("_since_s", "_tokens", "rate")
+    __slots__ = ("_since_s", "_total", "rate")
 
     def __init__(self) -> None:
         self.rate: float | None = None
         self._since_s: float | None = None
-        self._tokens = 0
+        self._total = 0
 
-    def add(self, tokens: int) -> None:
-        """Count delivered tokens; called once per token event, so nothing else happens here."""
-        self._tokens += tokens
-
-    def tick(self, now: float, *, is_busy: bool) -> None:
-        """Close a window of a second or more."""
-        if not is_busy:
-            self._since_s = None
-            self._tokens = 0
-            return
-        if self._since_s is None:
-            self._since_s = now
-            self._tokens = 0
+    def tick(self, now: float, produced_total: int, *, is_busy: bool) -> None:
+        """Look at the running total of output tokens; closes a window of a second or more."""
+        if not is_busy or self._since_s is None:
+            self._since_s = now if is_busy else None
+            self._total = produced_total
             return
         elapsed = now - self._since_s
         if elapsed < 1.0:
             return
-        seen = self._tokens / elapsed
-        share = min(1.0, elapsed / 30.0) if self.rate is not None else 1.0
+        seen = (produced_total - self._total) / elapsed
+        share = min(1.0, elapsed / 30.0)
         self.rate = seen if self.rate is None else self.rate + share * (seen - self.rate)
         self._since_s = now
-        self._tokens = 0
+        self._total = produced_total

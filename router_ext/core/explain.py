@@ -8,7 +8,7 @@ requests dispatched meanwhile, is its explanation. Nothing is written per waitin
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple
+from typing import TypeAlias
 
 from router_ext.core.request import Request
 
@@ -39,22 +39,18 @@ GATE_TEXT = {
 _GATES = len(Gate)
 
 
-class WaitMark(NamedTuple):
-    """Readings at one instant: the pool's clocks by gate, dispatches of the pool and of the tenant."""
-
-    at_s: float
-    held_s: tuple[float, ...]
-    num_dispatched: int
-    num_own_dispatched: int
+WaitMark: TypeAlias = tuple[float, tuple[float, ...], int, int]
+"""Readings at one instant: the instant, the pool's clocks by gate, dispatches of the pool and of the tenant."""
 
 
 class WaitClock:
     """The pool's clocks. ``held`` is the gate that stopped the last decision."""
 
-    __slots__ = ("_held_s", "_since_s", "held", "num_dispatched")
+    __slots__ = ("_held_s", "_reading", "_since_s", "held", "num_dispatched")
 
     def __init__(self) -> None:
         self._held_s = [0.0] * _GATES
+        self._reading: tuple[float, ...] = tuple(self._held_s)
         self._since_s = 0.0
         self.held = Gate.NONE
         self.num_dispatched = 0
@@ -62,15 +58,19 @@ class WaitClock:
     def set(self, gate: Gate, now: float) -> None:
         """The last decision ended because of ``gate``."""
         if gate is not self.held:
-            self._held_s[self.held] += now - self._since_s
-            self._since_s = now
+            self._settle(now)
             self.held = gate
 
     def mark(self, now: float, num_own_dispatched: int) -> WaitMark:
-        """Readings now."""
+        """Readings now. Those of one instant share one tuple."""
+        if now != self._since_s:
+            self._settle(now)
+        return now, self._reading, self.num_dispatched, num_own_dispatched
+
+    def _settle(self, now: float) -> None:
         self._held_s[self.held] += now - self._since_s
         self._since_s = now
-        return WaitMark(now, tuple(self._held_s), self.num_dispatched, num_own_dispatched)
+        self._reading = tuple(self._held_s)
 
 
 def note_blocked(request: Request, gate: Gate) -> None:
@@ -90,12 +90,12 @@ def waiting_reasons(request: Request, now_mark: WaitMark | None) -> list[str]:
     spans = list(request.waited)
     if request.mark is not None and now_mark is not None:
         spans.append((request.mark, now_mark))
-    total = sum(end.at_s - start.at_s for start, end in spans)
     if not spans:
         return []
-    held = [sum(end.held_s[gate] - start.held_s[gate] for start, end in spans) for gate in range(_GATES)]
-    own = sum(end.num_own_dispatched - start.num_own_dispatched for start, end in spans)
-    ahead = sum(end.num_dispatched - start.num_dispatched for start, end in spans) - own
+    total = sum(end[0] - start[0] for start, end in spans)
+    held = [sum(end[1][gate] - start[1][gate] for start, end in spans) for gate in range(_GATES)]
+    own = sum(end[3] - start[3] for start, end in spans)
+    ahead = sum(end[2] - start[2] for start, end in spans) - own
     lines = [
         f"waited {total:.3f} s in {len(spans)} turn{'s' if len(spans) > 1 else ''}; meanwhile "
         f"{own} request{'' if own == 1 else 's'} of this tenant and {ahead} of others were dispatched"

@@ -182,13 +182,14 @@ class Tenant:
 class WaitingRoom:
     """Every waiting request of the pool, in the order it was queued, with counts and time limits."""
 
-    __slots__ = ("_limits", "_pushes", "count", "everyone", "queued_tokens")
+    __slots__ = ("_limits", "_needs", "_pushes", "count", "everyone", "queued_tokens")
 
     def __init__(self) -> None:
         self.count = 0
         self.queued_tokens = 0
         self.everyone: OrderedDict[RequestId, Request] = OrderedDict()
         self._limits: list[tuple[float, int, Request]] = []
+        self._needs: list[tuple[int, int, Request]] = []
         self._pushes = 0
 
     def add(self, request: Request, *, at_front: bool = False) -> None:
@@ -204,6 +205,7 @@ class WaitingRoom:
         tenant.num_queued += 1
         self.queued_tokens += tokens
         self.count += 1
+        self.note_need(request)
 
     def remove(self, request: Request) -> None:
         """Take a request out, in O(log n) or better."""
@@ -214,6 +216,31 @@ class WaitingRoom:
         tenant.num_queued -= 1
         self.queued_tokens -= request.weight_tokens
         self.count -= 1
+
+    def least_need(self) -> int:
+        """A number of tokens (input plus slice) that no waiting request is below: with less free, nobody can start.
+
+        A lower bound: a request that was queued twice may count with its smaller need.
+        """
+        needs = self._needs
+        while needs and needs[0][2].state is not State.QUEUED:
+            heapq.heappop(needs)
+        return needs[0][0] if needs else 0
+
+    def note_need(self, request: Request) -> None:
+        """The request's slice was planned, or planned anew."""
+        self._pushes += 1
+        heapq.heappush(self._needs, (request.input_tokens + request.slice_busy, self._pushes, request))
+        if len(self._needs) > 2 * self.count + 64:
+            self.measure_needs()
+
+    def measure_needs(self) -> None:
+        """Take every waiting request's need anew: slices were planned anew, or too many entries are forgotten."""
+        self._needs = [
+            (request.input_tokens + request.slice_busy, number, request)
+            for number, request in enumerate(self.everyone.values())
+        ]
+        heapq.heapify(self._needs)
 
     def limit(self, request: Request, until_s: float) -> None:
         """Remember that a request may wait until ``until_s``. Requests that left meanwhile are forgotten lazily."""

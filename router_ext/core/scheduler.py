@@ -64,6 +64,11 @@ _REBASE_AT = 2.0**40
 
 _FOREVER = float("inf")
 
+# Looking a member up on its class costs as much as a comparison; these are read several times per decision.
+_LATE, _URGENT_PICK = Standing.LATE, Standing.URGENT_PICK
+_PICK, _BACKFILL = Standing.PICK, Standing.BACKFILL
+_NONE, _KV = Gate.NONE, Gate.KV
+
 
 class Scheduler:
     """Orchestrates queues, fairness, KV ledger, admission and placement; no arithmetic of its own."""
@@ -88,12 +93,15 @@ class Scheduler:
         self._next_seq = 1
         self._next_ticket = 1
         self._num_running = 0
+        self._num_output = 0
+        self._num_refilled = 0
         self._lags: list[tuple[float, int, Backend, bool]] = []
         """(instant, ticket, backend, whether KV is freed): closed streams, and prefills assumed to be over."""
         self._down_since: float | None = None
         self._timer_at = _FOREVER
         self._decided_s = -_FOREVER
         self._stalled: Tenant | None = None
+        self._fastest: Backend | None = None
         self._policy: FairnessPolicy = self._apply(config)
         self._handlers: dict[type, Callable[[Any, float, list[Action]], None]] = {
             Arrived: self._on_arrived,
@@ -202,6 +210,8 @@ class Scheduler:
         if request.state is State.QUEUED:
             if not plan(request, self._config, is_sliced=self._policy.is_gated):
                 self._expire(request, RejectCode.TOO_LARGE, self._too_large(request), now, actions)
+            else:
+                self._room.note_need(request)
             self._decide(now, actions)
             return
         backend = request.backend
@@ -226,7 +236,7 @@ class Scheduler:
         tenant = request.tenant
         request.output_tokens += tokens
         request.slice_output += tokens
-        self._throughput.add(tokens)
+        self._num_output += tokens
         unpaid = self._cost.output(request)
         if unpaid:
             tenant.output_tokens += unpaid
@@ -314,6 +324,7 @@ class Scheduler:
             tier = self._tiers.get(request.queue.name)
             if tier.max_queue_wait_s is not None:
                 self._room.limit(request, request.arrival_s + tier.max_queue_wait_s)
+        self._room.measure_needs()
         self._expire_due(now, actions)
         self._decide(now, actions)
 
@@ -403,6 +414,7 @@ class Scheduler:
         backend = request.backend
         assert backend is not None
         backend.first_token(request, now)
+        self._fastest = None
         request.first_token_s = request.sampled_s = now
         request.sampled_output = 1
         self._tiers.touch(self._tiers.get(request.queue.name), now)
@@ -467,7 +479,9 @@ class Scheduler:
         """Admit until nobody can start."""
         self._decided_s = now
         self._stalled = None
-        self._throughput.tick(now, is_busy=self._num_running > 0)
+        self._throughput.tick(now, self._num_output, is_busy=self._num_running > 0)
+        self._budget.refill(self._num_output - self._num_refilled)
+        self._num_refilled = self._num_output
         room = self._room
         if not room.count:
             self._clock.set(Gate.NONE, now)
@@ -477,60 +491,91 @@ class Scheduler:
             return
         self._tiers.refresh(now)
         self._gates.tightest_target_s = self._tiers.tightest_target_s
-        while room.count:
-            gate = self._admit_one(now, actions)
-            if gate is not Gate.NONE:
-                self._clock.set(gate, now)
-                return
-        self._clock.set(Gate.NONE, now)
+        misfits: set[Request] = set()
+        gate: Gate | None = None
+        while gate is None and room.count:
+            gate = self._admit(now, misfits, actions)
+        self._clock.set(gate or _NONE, now)
 
-    def _admit_one(self, now: float, actions: list[Action]) -> Gate:
-        """Try the policy's candidates in order; admit the first that can start. The pick's gate if none can."""
+    def _admit(self, now: float, misfits: set[Request], actions: list[Action]) -> Gate | None:
+        """One pass over the policy's candidates.
+
+        Urgent heads are admitted as they come; the first other admission ends the pass, because it may change whose
+        turn it is. ``misfits``: requests that found too little KV earlier in this decision, which only takes KV.
+
+        Returns:
+            None after an admission that ended the pass; else the gate that holds the request in turn.
+        """
         usable = self._usable
-        is_crowded = self._room.count > 1
-        most_free = max(b.ledger.free_blocks * b.block_size - b.config.speculate + 1 for b in usable)
+        room = self._room
+        free = self._most_free()
+        can_shrink = self._budget.is_open
+        is_futile = free < room.least_need()
+        if is_futile and not can_shrink:
+            return _KV
         refused: list[tuple[Request, int, bool]] = []
         claims: list[Claim | None] = []
-        held_by = Gate.NONE
+        held_by = _KV
         candidates = self._policy.candidates(now)
         for request, standing in candidates:
-            is_urgent = standing <= Standing.LATE
-            new_tokens = request.slice_busy if is_crowded else request.slice_idle
-            gate = Gate.KV
-            if not is_urgent and any(other is request for other, _, _ in refused):
-                # Tried as urgent a moment ago; its claim stands.
-                if standing is Standing.PICK:
-                    self._stalled = request.tenant
-                    held_by = Gate.KV
-                continue
-            if request.input_tokens + new_tokens <= most_free:
-                options, gate = self._placement.options(request, new_tokens, usable, is_urgent=is_urgent)
+            is_urgent = standing <= _URGENT_PICK
+            new_tokens = request.slice_busy if room.count > 1 else request.slice_idle
+            gate = _KV
+            if request not in misfits:
+                options: list[tuple[Backend, int]] | None = None
+                if request.input_tokens + new_tokens <= free:
+                    options, gate = self._placement.options(request, new_tokens, usable, is_urgent=is_urgent)
+                if not options and gate is _KV:
+                    if can_shrink and standing <= _PICK:
+                        new_tokens, options = self._shrink(request, free, new_tokens, is_urgent=is_urgent)
+                    if not options:
+                        misfits.add(request)
                 if options and refused and not is_urgent:
                     options = self._unclaimed(options, refused, claims, now, standing)
                     gate = Gate.CLAIM
                 if options:
+                    if standing <= _LATE:
+                        self._start(request, standing, new_tokens, options, now, actions)
+                        free = self._most_free()
+                        if free < room.least_need():
+                            break
+                        claims.clear()
+                        continue
                     candidates.close()
                     self._start(request, standing, new_tokens, options, now, actions)
-                    return Gate.NONE
-            if gate is Gate.KV and standing <= Standing.PICK:
-                shorter = shrunk_slice(request, self._config, most_free, new_tokens)
-                if shorter and self._budget.affords(request, shorter):
-                    options, _ = self._placement.options(request, shorter, usable, is_urgent=is_urgent)
-                    if options and refused and not is_urgent:
-                        options = self._unclaimed(options, refused, claims, now, standing)
-                    if options:
-                        candidates.close()
-                        self._budget.spend(request, shorter)
-                        self._start(request, standing, shorter, options, now, actions)
-                        return Gate.NONE
-            note_blocked(request, gate)
-            if standing is not Standing.BACKFILL:
-                refused.append((request, new_tokens, is_urgent))
-                if not is_urgent:
+                    return None
+                note_blocked(request, gate)
+            # Only the first in the order may have its slice shrunk.
+            can_shrink = False
+            if standing is not _BACKFILL:
+                if standing > _LATE:
                     self._stalled = request.tenant
                     held_by = gate
+                refused.append((request, new_tokens, is_urgent))
+            if is_futile:
+                break
         candidates.close()
-        return held_by or Gate.KV
+        return held_by
+
+    def _shrink(
+        self, request: Request, free: int, new_tokens: int, *, is_urgent: bool
+    ) -> tuple[int, list[tuple[Backend, int]] | None]:
+        """A shorter slice that fits now, and where; the slice as it was and None if there is no such slice."""
+        shorter = shrunk_slice(request, self._config, free, new_tokens)
+        if shorter:
+            options, _ = self._placement.options(request, shorter, self._usable, is_urgent=is_urgent)
+            if options:
+                return shorter, options
+        return new_tokens, None
+
+    def _most_free(self) -> int:
+        """Tokens (input plus new) that fit on the backend with the most free KV."""
+        most = 0
+        for backend in self._usable:
+            free = backend.ledger.free_blocks * backend.block_size + backend.spare_tokens
+            if free > most:
+                most = free
+        return most
 
     def _unclaimed(
         self,
@@ -550,7 +595,7 @@ class Scheduler:
             for claim, (_, _, is_urgent) in zip(claims, refused, strict=True):
                 if claim is None or claim.backend is not backend:
                     continue
-                if is_urgent or standing is not Standing.BACKFILL or not claim.is_kv or blocks > claim.spare_blocks:
+                if is_urgent or standing is not _BACKFILL or not claim.is_kv or blocks > claim.spare_blocks:
                     break
             else:
                 left.append(option)
@@ -566,6 +611,8 @@ class Scheduler:
         actions: list[Action],
     ) -> None:
         """Dispatch: charge, reserve, say so."""
+        if new_tokens < request.slice_busy:
+            self._budget.spend(request, new_tokens)
         backend, blocks = self._placement.choose(request, options)
         tenant = request.tenant
         tenant.note_admission(request, self._config.aging_ratio)
@@ -694,6 +741,7 @@ class Scheduler:
             self._tenants.pop(tenant.tenant_id, None)
 
     def _refresh_usable(self, now: float) -> None:
+        self._fastest = None
         self._usable = sorted((b for b in self._backends.values() if b.is_usable), key=lambda backend: backend.index)
         if self._usable:
             self._down_since = None
@@ -705,7 +753,16 @@ class Scheduler:
             self._down_since = now
 
     def _fastest_first_token_s(self, prompt_tokens: int) -> float:
-        return min((b.first_token_s(prompt_tokens) for b in self._usable), default=0.0)
+        """Seconds to the first token on the backend that is fastest for prompts of the size seen last.
+
+        Asked for every head whose deadline is looked at, so the fastest is looked for only when speeds change.
+        """
+        fastest = self._fastest
+        if fastest is None:
+            if not self._usable:
+                return 0.0
+            fastest = self._fastest = min(self._usable, key=lambda backend: backend.first_token_s(prompt_tokens))
+        return fastest.first_token_s(prompt_tokens)
 
     def _too_large(self, request: Request) -> str:
         limit = max((room_tokens(b) for b in self._config.backends.values()), default=0)
@@ -796,6 +853,7 @@ class Scheduler:
 _REASONS = {
     Standing.URGENT: "urgent: its tenant is within its share and the deadline can be met",
     Standing.LATE: "urgent: its tenant is within its share, the deadline has passed or cannot be met",
+    Standing.URGENT_PICK: "in turn and urgent: its tenant has received the least service for its weight",
     Standing.PICK: "in turn: its tenant has received the least service for its weight",
     Standing.BACKFILL: "behind the request in turn, which waits: takes only what that one leaves",
     Standing.HEAD: "in turn: first in the queue",

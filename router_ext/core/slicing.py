@@ -66,30 +66,26 @@ def plan(request: Request, config: PoolConfig, *, is_sliced: bool) -> bool:
 
 
 class SliceBudget:
-    """Prefill tokens that shrunk slices may still cost."""
+    """Prefill tokens that shrunk slices may still cost. A slice may overdraw it; then nothing is shrunk for a while."""
 
-    __slots__ = ("_level",)
+    __slots__ = ("level_tokens",)
 
     def __init__(self) -> None:
-        self._level = float(_BUDGET_CAP_TOKENS)
+        self.level_tokens = float(_BUDGET_CAP_TOKENS)
 
     def refill(self, output_tokens: int) -> None:
         """Earn from delivered output."""
-        level = self._level + _BUDGET_REFILL_RATIO * output_tokens
-        self._level = level if level < _BUDGET_CAP_TOKENS else float(_BUDGET_CAP_TOKENS)
-
-    def affords(self, request: Request, new_tokens: int) -> bool:
-        """Whether a slice of ``new_tokens`` may be cut from this request: the next one sends all of it again."""
-        return request.input_tokens + new_tokens <= self._level
-
-    def spend(self, request: Request, new_tokens: int) -> None:
-        """Pay for such a slice."""
-        self._level -= request.input_tokens + new_tokens
+        level = self.level_tokens + _BUDGET_REFILL_RATIO * output_tokens
+        self.level_tokens = level if level < _BUDGET_CAP_TOKENS else float(_BUDGET_CAP_TOKENS)
 
     @property
-    def level_tokens(self) -> float:
-        """Tokens left."""
-        return self._level
+    def is_open(self) -> bool:
+        """Whether a slice may be shrunk."""
+        return self.level_tokens > 0.0
+
+    def spend(self, request: Request, new_tokens: int) -> None:
+        """Pay for a shrunk slice: the next one sends all of it again."""
+        self.level_tokens -= request.input_tokens + new_tokens
 
 
 def shrunk_slice(request: Request, config: PoolConfig, free_tokens: int, slice_tokens: int) -> int:

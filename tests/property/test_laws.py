@@ -33,6 +33,7 @@ from tests.property.oracle import LawBroken
 
 SEEDS = range(16)
 plain = {"weighted": False, "with_targets": False}
+tight = {**plain, "same_mode": "flood", "contrast": True, "passes": (0.0, 0.0), "num_servers": 1, "prices": (1.0, 2.0)}
 
 
 def run(case: Scenario, *laws: str) -> Run:
@@ -65,8 +66,7 @@ def test_all_laws_hold_with_unit_weights_and_no_targets(seed: int) -> None:
 
 def test_the_random_pools_come_close_to_the_bound() -> None:
     """A law that is never nearly broken would prove nothing."""
-    case = {"num_servers": 1, "same_mode": "flood", "contrast": True, "passes": (0.0, 0.0), **plain}
-    cases = [scenario(seed, steps=250, **case) for seed in range(4)]
+    cases = [scenario(seed, steps=250, **tight) for seed in range(4)]
     assert max(run(case).oracle.worst_counter for case in cases) > 0.9
 
 
@@ -124,14 +124,14 @@ def wrong_weight(patch: pytest.MonkeyPatch) -> None:
 
 
 def one_admission_per_event(patch: pytest.MonkeyPatch) -> None:
-    original = Scheduler._admit_one
+    original = Scheduler._admit
 
-    def admit_one(self: Any, now: float, actions: list[Any]) -> Gate:
+    def admit(self: Any, now: float, misfits: Any, actions: list[Any]) -> Gate | None:
         if any(type(action).__name__ == "Dispatch" for action in actions):
             return Gate.KV
-        return original(self, now, actions)
+        return original(self, now, misfits, actions)
 
-    patch.setattr(Scheduler, "_admit_one", admit_one)
+    patch.setattr(Scheduler, "_admit", admit)
 
 
 def skip_on_no_fit(patch: pytest.MonkeyPatch) -> None:
@@ -227,9 +227,9 @@ Mutant = Callable[[pytest.MonkeyPatch], None]
 
 MUTANTS: list[tuple[str, str, Mutant, dict[str, Any]]] = [
     ("1", "counter_bound", no_lift, plain),
-    ("1", "counter_bound", charge_at_completion, {**plain, "same_mode": "flood"}),
+    ("1", "counter_bound", charge_at_completion, tight),
     ("2", "pair_bound", wrong_weight, {"with_targets": False, "same_mode": "flood"}),
-    ("2", "pair_bound", skip_on_no_fit, {**plain, "same_mode": "flood", "contrast": True, "passes": (0.0, 0.0)}),
+    ("2", "pair_bound", skip_on_no_fit, tight),
     ("2", "pair_bound", unlimited_urgency, {"same_mode": "flood"}),
     ("4", "work_conserving", one_admission_per_event, plain),
     ("5", "no_skipping", skip_on_no_fit, {"with_targets": False}),

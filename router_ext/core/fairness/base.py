@@ -24,15 +24,17 @@ from router_ext.core.request import Request
 class Standing(enum.IntEnum):
     """With what right a head is offered.
 
-    ``URGENT`` and ``LATE`` may pass claims and gates, ``PICK`` is the one in turn and claims a backend if it fits
-    nowhere, ``BACKFILL`` may use only what claims leave. ``HEAD`` is the pick of a policy that stops there.
+    Up to ``URGENT_PICK``, heads may pass claims and gates. The pick is the one in turn; it claims a backend if it fits
+    nowhere, as urgent heads do. ``BACKFILL`` may use only what claims leave. ``HEAD`` is the pick of a policy that
+    stops there.
     """
 
     URGENT = 1
     LATE = 2
-    PICK = 3
-    BACKFILL = 4
-    HEAD = 5
+    URGENT_PICK = 3
+    PICK = 4
+    BACKFILL = 5
+    HEAD = 6
 
 
 Candidates: TypeAlias = Generator[tuple[Request, Standing], None, None]
@@ -60,8 +62,9 @@ class FairnessPolicy(Protocol):
         ...
 
     def candidates(self, now: float) -> Candidates:
-        """Heads in the order in which placement shall be tried, ended by the caller at the first admission.
+        """Heads in the order in which placement shall be tried.
 
-        The generator must be closed before anything else is asked of the policy.
+        An admission of an ``URGENT`` or ``LATE`` head is made while the generator waits, and it goes on; any other
+        admission is made after closing it. Nothing else may be asked of the policy before it is closed.
         """
         ...

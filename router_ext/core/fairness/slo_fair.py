@@ -17,7 +17,7 @@ their share: a tenant that floods a tier with a target runs out of pass and is s
 
 Cost: O(log n) amortised per decision. Urgent heads lie in heaps by deadline (on time, late); those whose tenant is out
 of pass lie in a third heap by the floor at which they may pass again. At most ``_URGENT_TRIES`` urgent heads and
-``_BACKFILL_TRIES`` others are tried per admission, so nothing scans all tenants.
+``_BACKFILL_TRIES`` others may fail per admission, so nothing scans all tenants.
 
 Failure mode: with a deadline that nothing can meet, urgent heads are late and go in the order of their deadlines
 within their pass, then at their share.
@@ -37,10 +37,14 @@ from router_ext.core.fairness.counters import Counters, MinIndex
 from router_ext.core.queues import Tenant, TierQueue
 
 _URGENT_TRIES = 4
-"""Urgent heads tried per admission: enough to fill a gap that the first is too large for, few enough to stay O(1)."""
+"""Urgent heads (on time, and again late) that may fail per decision: enough to fill a gap that the first is too large
+for, few enough to stay O(1)."""
 
 _BACKFILL_TRIES = 4
 """Other tenants tried behind a pick that waits."""
+
+_URGENT, _LATE_HEAD, _URGENT_PICK = Standing.URGENT, Standing.LATE, Standing.URGENT_PICK
+_PICK, _BACKFILL = Standing.PICK, Standing.BACKFILL
 
 _NOWHERE, _ON_TIME, _LATE, _OUT_OF_PASS = range(4)
 """Which heap holds the entry of a queue that counts (``TierQueue.urgency``)."""
@@ -138,48 +142,75 @@ class SloFair:
     # --- the decision ----------------------------------------------------------------------------------------------
 
     def candidates(self, now: float) -> Candidates:
-        """Urgent heads within their pass, the pick, then others within the smaller pass."""
-        floor = self._counters.floor()
+        """Urgent heads within their pass, the pick, then others within the smaller pass.
+
+        After an urgent admission the generator goes on, with the floor taken again; after any other the caller
+        starts anew.
+        """
+        counters = self._counters
+        floor = counters.floor()
         if floor is None:
             return
         if self._num_live:
-            held: list[_Entry] = []
+            on_time: list[_Entry] = []
+            late: list[_Entry] = []
+            on_time_tries = late_tries = _URGENT_TRIES
+            self._unpark(floor)
             try:
-                self._unpark(floor)
-                while len(held) < _URGENT_TRIES and (entry := self._next_on_time(now, floor)) is not None:
-                    held.append(entry)
-                    head = entry[3].head
+                while True:
+                    if on_time_tries and (entry := self._next_on_time(now, floor)) is not None:
+                        on_time.append(entry)
+                        on_time_tries -= 1
+                        standing = _URGENT
+                    elif late_tries and (entry := self._next_late(floor)) is not None:
+                        late.append(entry)
+                        late_tries -= 1
+                        standing = _LATE_HEAD
+                    else:
+                        break
+                    queue = entry[3]
+                    head = queue.head
                     assert head is not None
-                    yield head, Standing.URGENT
+                    yield head, standing
+                    if queue.version != entry[2]:
+                        # It was admitted. Its tenant's next head, and whoever the floor lets pass, may be on time.
+                        floor = counters.floor()
+                        if floor is None:
+                            return
+                        self._unpark(floor)
+                        if standing is _URGENT:
+                            on_time_tries += 1
+                        else:
+                            late_tries += 1
             finally:
-                _restore(self._on_time, held)
-            held = []
-            try:
-                while len(held) < _URGENT_TRIES and (entry := self._next_late(floor)) is not None:
-                    held.append(entry)
-                    head = entry[3].head
-                    assert head is not None
-                    yield head, Standing.LATE
-            finally:
-                _restore(self._late, held)
+                _restore(self._on_time, on_time)
+                _restore(self._late, late)
         yield from self._in_turn(now, floor)
 
     def _in_turn(self, now: float, floor: float) -> Candidates:
         keys = self._keys
         popped: list[tuple[float, int, Tenant]] = []
         try:
-            standing = Standing.PICK
+            is_pick = True
             while len(popped) <= _BACKFILL_TRIES and (entry := keys.pop()) is not None:
                 popped.append(entry)
                 tenant = entry[2]
-                if standing is Standing.BACKFILL and tenant.counter - floor > tenant.backfill_pass:
-                    # In the order of counters everybody behind is further ahead of the floor; passes differ by
-                    # weight only, so the few tries go to those who are next in turn anyway.
-                    continue
-                head = tenant.head(now, self._aging_s)
-                assert head is not None
-                yield head, standing
-                standing = Standing.BACKFILL
+                if is_pick:
+                    head = tenant.head(now, self._aging_s)
+                    assert head is not None
+                    is_urgent = (
+                        head.deadline_s is not None
+                        and head.output_tokens == 0
+                        and tenant.counter - floor <= tenant.urgency_pass
+                    )
+                    yield head, _URGENT_PICK if is_urgent else _PICK
+                    is_pick = False
+                elif tenant.counter - floor <= tenant.backfill_pass:
+                    # In the order of counters everybody behind is further above the floor; passes differ by weight
+                    # only, so the few tries go to those who are next in turn anyway.
+                    head = tenant.head(now, self._aging_s)
+                    assert head is not None
+                    yield head, _BACKFILL
         finally:
             keys.restore(popped)
 

@@ -1,0 +1,300 @@
+"""Any order of legal events leaves the scheduler's books in order: a state machine that hypothesis drives and shrinks.
+
+Unlike the random pools, nothing here behaves like a server: tokens, ends, failures, outages and changes of the
+configuration come in any order.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from router_ext.core.actions import Action, Dispatch, Expire, Reject, SetTimer
+from router_ext.core.config import PoolConfig, build_pool
+from router_ext.core.events import (
+    Arrived,
+    BackendChanged,
+    Cancelled,
+    Event,
+    Failed,
+    Finished,
+    Progressed,
+    PromptMeasured,
+    Reconfigured,
+    RequestSpec,
+    SliceEnded,
+    TimerFired,
+)
+from router_ext.core.ids import BackendId, KeyId, RequestId, TenantId, TierName
+from router_ext.core.scheduler import Scheduler
+
+TENANTS = ["ten_a", "ten_b", "ten_c"]
+BACKENDS = ["bke_a", "bke_b", "bke_c"]
+TIERS = ["chat", "batch"]
+INDEX = st.integers(min_value=0, max_value=1_000)
+
+
+@st.composite
+def configurations(draw: st.DrawFn) -> PoolConfig:
+    backends = draw(st.lists(st.sampled_from(BACKENDS), unique=True, max_size=3))
+    tenants = draw(st.lists(st.sampled_from(TENANTS), unique=True, max_size=3))
+    return build_pool(
+        pool={
+            "name": "p",
+            "policy": draw(st.sampled_from(["fifo", "slo-fair"])),
+            "gamma": draw(st.sampled_from([0.0, 0.5])),
+            "max_queued": draw(st.sampled_from([6, 1_000])),
+            "backend_wait_s": 5.0,
+            "max_slice_tokens": draw(st.sampled_from([8, 1_024])),
+            "min_slice_tokens": 4,
+            "aging_s": 1.0,
+            "aging_ratio": 0.5,
+        },
+        backends=[
+            {
+                "backend": name,
+                "kv_tokens": draw(st.integers(20, 200)),
+                "block_size": draw(st.sampled_from([1, 4])),
+                "max_concurrent_requests": draw(st.sampled_from([2, 100])),
+                "prefill_budget_tokens": draw(st.sampled_from([10, 10_000])),
+                "is_cordoned": draw(st.sampled_from([False, False, False, True])),
+            }
+            for name in backends
+        ],
+        tiers=[
+            {"name": "chat", "rank": 1, "ttft_target_s": draw(st.sampled_from([None, 0.5, 10.0]))},
+            {
+                "name": "batch",
+                "rank": draw(st.sampled_from([0, 5])),
+                "max_queue_wait_s": draw(st.sampled_from([None, 3.0])),
+            },
+        ],
+        tenants=[{"tenant": name, "weight": draw(st.sampled_from([0.5, 1.0, 3.0]))} for name in tenants],
+    )
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Knows of each request only whether it waits, runs or has ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.specs: dict[str, RequestSpec] = {}
+        self.place: dict[str, str] = {}
+        self.output: dict[str, int] = {}
+        self.backend_of: dict[str, str] = {}
+        self.limit: dict[str, int] = {}
+        self.up: set[str] = set()
+        self.timer: float | None = None
+
+    @initialize(config=configurations())
+    def start(self, config: PoolConfig) -> None:
+        self.config = config
+        self.scheduler = Scheduler(config)
+        for backend in config.backends:
+            self.send(BackendChanged(backend=backend, is_up=True))
+            self.up.add(backend)
+
+    def send(self, event: Event) -> None:
+        actions = self.scheduler.handle(event, self.now)
+        for action in actions:
+            self.carry_out(action)
+        assert self.scheduler.audit() == []
+
+    def carry_out(self, action: Action) -> None:
+        match action:
+            case Dispatch():
+                name = action.request_id
+                assert self.place[name] == "waiting"
+                assert action.backend in self.up
+                assert action.backend in self.config.backends
+                assert not self.config.backends[action.backend].is_cordoned
+                assert 1 <= action.slice_tokens <= self.specs[name].max_new_tokens - self.output[name]
+                self.place[name] = "running"
+                self.backend_of[name] = action.backend
+                self.limit[name] = self.output[name] + action.slice_tokens
+            case Reject() | Expire():
+                assert self.place[action.request_id] == "waiting"
+                assert action.detail
+                self.place[action.request_id] = "ended"
+            case SetTimer():
+                assert self.timer is None or action.at_s < self.timer
+                self.timer = action.at_s
+
+    def those(self, place: str) -> list[str]:
+        return [name for name, where in self.place.items() if where == place]
+
+    def one(self, place: str, index: int) -> str | None:
+        names = self.those(place)
+        return names[index % len(names)] if names else None
+
+    @rule(
+        tenant=st.sampled_from(TENANTS),
+        tier=st.sampled_from(TIERS),
+        prompt=st.integers(1, 60),
+        cap=st.integers(1, 100),
+        preferred=st.sampled_from([4, 16, 1_024]),
+        is_sliceable=st.sampled_from([True, True, False]),
+        sequences=st.sampled_from([1, 1, 2]),
+        affinity=st.sampled_from([None, "x", "y"]),
+    )
+    def arrive(
+        self,
+        tenant: str,
+        tier: str,
+        prompt: int,
+        cap: int,
+        preferred: int,
+        is_sliceable: bool,
+        sequences: int,
+        affinity: str | None,
+    ) -> None:
+        name = f"req_{len(self.specs)}"
+        spec = RequestSpec(
+            request_id=RequestId(name),
+            tenant=TenantId(tenant),
+            key=KeyId("key"),
+            tier=TierName(tier),
+            prompt_tokens=prompt,
+            max_new_tokens=cap,
+            slice_tokens=preferred,
+            is_sliceable=is_sliceable,
+            num_sequences=sequences,
+            affinity=affinity,
+        )
+        self.specs[name] = spec
+        self.place[name] = "waiting"
+        self.output[name] = 0
+        self.send(Arrived(request=spec))
+
+    @rule(index=INDEX, tokens=st.integers(1, 8))
+    def progress(self, index: int, tokens: int) -> None:
+        name = self.one("running", index)
+        if name is None:
+            return
+        tokens = min(tokens, self.limit[name] - self.output[name])
+        if tokens > 0:
+            self.output[name] += tokens
+            self.send(Progressed(request_id=RequestId(name), output_tokens=tokens))
+
+    @rule(index=INDEX, dropped=st.integers(0, 2))
+    def end_slice(self, index: int, dropped: int) -> None:
+        name = self.one("running", index)
+        if name is None or not self.specs[name].is_sliceable or self.output[name] == 0:
+            return
+        if self.output[name] >= self.specs[name].max_new_tokens:
+            return
+        dropped = min(dropped, self.output[name])
+        self.output[name] -= dropped
+        self.place[name] = "waiting"
+        prompt = self.specs[name].prompt_tokens + self.output[name]
+        self.send(SliceEnded(request_id=RequestId(name), dropped_tokens=dropped, next_prompt_tokens=prompt))
+
+    @rule(index=INDEX)
+    def finish(self, index: int) -> None:
+        if (name := self.one("running", index)) is not None:
+            self.place[name] = "ended"
+            self.send(Finished(request_id=RequestId(name)))
+
+    @rule(index=INDEX, is_retryable=st.booleans())
+    def fail(self, index: int, is_retryable: bool) -> None:
+        if (name := self.one("running", index)) is not None:
+            self.report_failure(name, is_retryable=is_retryable)
+
+    def report_failure(self, name: str, *, is_retryable: bool) -> None:
+        self.place[name] = "waiting" if is_retryable else "ended"
+        prompt = self.specs[name].prompt_tokens + self.output[name]
+        self.send(Failed(request_id=RequestId(name), is_retryable=is_retryable, next_prompt_tokens=prompt))
+
+    @rule(index=INDEX, place=st.sampled_from(["waiting", "running", "ended"]))
+    def cancel(self, index: int, place: str) -> None:
+        """A cancel may cross with the end of its request."""
+        if (name := self.one(place, index)) is not None:
+            self.place[name] = "ended"
+            self.send(Cancelled(request_id=RequestId(name)))
+
+    @rule(index=INDEX, place=st.sampled_from(["waiting", "running"]), prompt=st.integers(1, 60))
+    def measure(self, index: int, place: str, prompt: int) -> None:
+        name = self.one(place, index)
+        if name is not None and self.output[name] == 0:
+            self.specs[name] = replace(self.specs[name], prompt_tokens=prompt)
+            self.send(PromptMeasured(request_id=RequestId(name), prompt_tokens=prompt))
+
+    @rule(backend=st.sampled_from(BACKENDS))
+    def lose_backend(self, backend: str) -> None:
+        if backend not in self.up:
+            return
+        self.up.discard(backend)
+        self.send(BackendChanged(backend=BackendId(backend), is_up=False))
+        for name in self.those("running"):
+            if self.backend_of[name] == backend:
+                self.report_failure(name, is_retryable=True)
+
+    @rule(backend=st.sampled_from(BACKENDS))
+    def find_backend(self, backend: str) -> None:
+        if backend in self.config.backends:
+            self.up.add(backend)
+        self.send(BackendChanged(backend=BackendId(backend), is_up=True))
+
+    @rule(config=configurations())
+    def reconfigure(self, config: PoolConfig) -> None:
+        self.config = config
+        self.up &= set(config.backends)
+        self.send(Reconfigured(config=config))
+
+    @rule(seconds=st.sampled_from([0.001, 0.05, 1.0, 4.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        if self.timer is not None and self.timer <= self.now:
+            self.timer = None
+            self.send(TimerFired())
+
+    @rule()
+    def spurious_timer(self) -> None:
+        self.timer = None
+        self.send(TimerFired())
+
+    @rule(index=INDEX)
+    def explain(self, index: int) -> None:
+        for place in ("waiting", "running", "ended"):
+            if (name := self.one(place, index)) is not None:
+                lines = self.scheduler.explain(RequestId(name))
+                assert not any(tenant in line for line in lines for tenant in TENANTS)
+
+    @precondition(lambda self: hasattr(self, "scheduler"))
+    @invariant()
+    def nobody_is_forgotten(self) -> None:
+        stats = self.scheduler.stats()
+        assert stats.queued == len(self.those("waiting"))
+        assert stats.running == len(self.those("running"))
+        json.dumps(self.scheduler.snapshot())
+
+    def teardown(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        for name in self.those("running"):
+            self.place[name] = "ended"
+            self.send(Finished(request_id=RequestId(name)))
+        while remaining := self.those("waiting") + self.those("running"):
+            self.place[remaining[0]] = "ended"
+            self.send(Cancelled(request_id=RequestId(remaining[0])))
+        self.now += 3_600.0
+        self.send(TimerFired())
+        stats: Any = self.scheduler.stats()
+        assert stats.queued == stats.running == 0
+        assert all(backend.reserved_tokens == 0 for backend in stats.backends)
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(
+    max_examples=120,
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
