@@ -39,7 +39,6 @@ class Environment(BaseSettings):
     https: bool = False
     db_pool_size: int = Field(default=16, ge=1, le=1_000)
     console_threads: int = Field(default=64, ge=2, le=1_000)
-    artifact_dir: Path = Path(".fairlane/artifacts")
     beat_schedule_file: Path = Path(".fairlane/celerybeat-schedule")
     log_level: str = "INFO"
 

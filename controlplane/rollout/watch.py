@@ -37,6 +37,11 @@ class RevisionWatcher:
         self._number = 0
         self._waiting = 0
         self._is_running = False
+        self._is_stopping = False
+
+    def stop(self) -> None:
+        """Let everybody who waits go within a second; whoever comes later does not wait. Safe in a signal handler."""
+        self._is_stopping = True
 
     def wait_beyond(self, number: int, timeout_s: float) -> bool:
         """Block until a revision other than ``number`` is known, or ``timeout_s`` have passed."""
@@ -46,7 +51,7 @@ class RevisionWatcher:
             # What an earlier watch has seen may be older than what the caller has read.
             self._number = max(self._number, number)
             try:
-                while self._number == number:
+                while self._number == number and not self._is_stopping:
                     if not self._is_running:
                         self._is_running = True
                         threading.Thread(target=self._run, name="revision-watcher", daemon=True).start()
@@ -54,7 +59,7 @@ class RevisionWatcher:
                     if remaining <= 0:
                         return False
                     self._condition.wait(remaining)
-                return True
+                return self._number != number
             finally:
                 self._waiting -= 1
 
@@ -63,8 +68,9 @@ class RevisionWatcher:
         try:
             while True:
                 with self._condition:
-                    if self._waiting == 0:
+                    if self._waiting == 0 or self._is_stopping:
                         self._is_running = False
+                        self._condition.notify_all()
                         return
                 # Subscribe before looking: what is announced in between is then either seen or heard.
                 subscription = self._subscribe(subscription)

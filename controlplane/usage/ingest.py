@@ -92,7 +92,7 @@ def ingest(batch: RawBatch) -> UsageAck:
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             refused.append(_Refused(body=body, reason=f"unreadable: {error}", event=None))
             continue
-        reason = _fault(event, now)
+        reason = _fault(event, body, now)
         if reason is not None:
             refused.append(_Refused(body=body, reason=reason, event=event))
         elif (event.arrived_at_us, event.event) in good:
@@ -117,7 +117,7 @@ def ingest(batch: RawBatch) -> UsageAck:
     return UsageAck(accepted=n_new, known=len(ordered) - n_new + n_twice, quarantined=len(refused))
 
 
-def _fault(event: UsageEvent, now: datetime) -> str | None:
+def _fault(event: UsageEvent, body: bytes, now: datetime) -> str | None:
     """Why an event cannot be booked, None if it can."""
     try:
         arrived = from_us(event.arrived_at_us)
@@ -139,6 +139,8 @@ def _fault(event: UsageEvent, now: datetime) -> str | None:
     for name in ("max_new_tokens", "predicted_tokens"):
         if not -_INT64 <= (getattr(event, name) or 0) <= _INT64:
             return f"{name} {getattr(event, name)} is out of range"
+    if b"\\u0000" not in body:  # JSON has no other way to write NUL, and few events have it
+        return None
     texts = (getattr(event, n) for n, t in zip(_COLUMNS, _TYPES, strict=True) if t == "text")
     if any(text is not None and "\0" in text for text in (*texts, *event.backends, *event.explanation)):
         return "a text contains NUL"

@@ -8,8 +8,6 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
@@ -136,34 +134,46 @@ def database_environment() -> dict[str, str]:
     return {**os.environ, "DATABASE_URL": url}
 
 
-@contextmanager
-def running_site(**variables: str) -> Iterator[str]:
-    """The control plane under gunicorn, as it is deployed; yields its address."""
-    port = free_port()
-    environment = {**database_environment(), "FAIRLANE_CONSOLE_PORT": str(port), **variables}
-    command = [sys.executable, "-m", "gunicorn", "--config", "python:controlplane.gunicorn_conf", "controlplane.wsgi"]
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    url = f"http://127.0.0.1:{port}"
+class Site:
+    """The control plane under gunicorn, as it is deployed, on the database of this test session."""
 
-    def is_ready() -> bool:
-        if process.poll() is not None:
-            raise AssertionError(f"gunicorn ended with {process.returncode}")
-        try:
-            with urllib.request.urlopen(f"{url}/readyz", timeout=5) as answer:
-                return bool(answer.status == 200)
-        except OSError:
-            return False
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
 
-    try:
+    def __call__(self, **variables: str) -> str:
+        """Start it with further variables and wait until it is ready; returns its address."""
+        port = free_port()
+        environment = {**database_environment(), "FAIRLANE_CONSOLE_PORT": str(port), **variables}
+        command = ["gunicorn", "--config", "python:controlplane.gunicorn_conf", "controlplane.wsgi"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", *command], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        self._process = process
+        url = f"http://127.0.0.1:{port}"
+
+        def is_ready() -> bool:
+            if process.poll() is not None:
+                raise AssertionError(f"gunicorn ended with {process.returncode}")
+            try:
+                with urllib.request.urlopen(f"{url}/readyz", timeout=5) as answer:
+                    return bool(answer.status == 200)
+            except OSError:
+                return False
+
         wait_for(is_ready, limit_s=60, what="the control plane being ready")
-        yield url
-    finally:
-        process.terminate()
+        return url
+
+    def stop(self) -> None:
+        """Ask it to stop and wait for that."""
+        if self._process is None:
+            return
+        self._process.terminate()
         try:
-            process.wait(40)
+            self._process.wait(40)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            self._process.kill()
+            self._process.wait()
+        self._process = None
 
 
 class ApiClient(Client):

@@ -5,7 +5,7 @@ This module is read before the session's servers run and Django is set up; so it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from controlplane.accounts.models import User
     from controlplane.common.actor import Actor
     from controlplane.fleet.models import Router
-    from tests.support.control_plane import ApiClient
+    from tests.support.control_plane import ApiClient, Site
 
 
 @pytest.fixture
@@ -77,11 +77,12 @@ def router(db: None, system: Actor) -> tuple[Router, dict[str, str]]:
 
 
 @pytest.fixture
-def running_site(committed_db: None) -> Iterator[Callable[..., str]]:
+def running_site(committed_db: None) -> Iterator[Site]:
     """Starts the control plane under gunicorn on the test's database; called with further variables."""
-    from contextlib import ExitStack
+    from tests.support.control_plane import Site
 
-    from tests.support.control_plane import running_site
-
-    with ExitStack() as stack:
-        yield lambda **variables: stack.enter_context(running_site(**variables))
+    site = Site()
+    try:
+        yield site
+    finally:
+        site.stop()

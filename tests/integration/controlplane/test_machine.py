@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import threading
 import time
-from collections.abc import Callable
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -30,7 +29,7 @@ from controlplane.rollout.watch import RevisionWatcher
 from controlplane.tenants.actions import update_tenant
 from controlplane.training.models import Artifact
 from router_ext.wire import controlplane as wire
-from tests.support.control_plane import ApiClient, make_key, make_pool, make_tenant, wait_for
+from tests.support.control_plane import ApiClient, Site, make_key, make_pool, make_tenant, wait_for
 
 RouterAndHeaders = tuple[Router, dict[str, str]]
 VISIBLE_WITHIN_S = 2.0
@@ -186,9 +185,7 @@ def subscribers() -> int:
     return int(valkey().pubsub_numsub("fairlane:revision")[0][1])
 
 
-def test_a_change_ends_every_waiting_poll_and_waiting_holds_no_connection(
-    running_site: Callable[..., str], system: Actor
-) -> None:
+def test_a_change_ends_every_waiting_poll_and_waiting_holds_no_connection(running_site: Site, system: Actor) -> None:
     """Thirty routers wait on a site with two database connections; pages are served meanwhile."""
     tenant, pool = make_tenant(system), make_pool(system)
     key, _ = make_key(system, tenant, pool)
@@ -211,7 +208,7 @@ def test_a_change_ends_every_waiting_poll_and_waiting_holds_no_connection(
     assert max(p.answered_at for p in polls) - changed_at < VISIBLE_WITHIN_S
 
 
-def test_without_valkey_a_change_is_still_seen_in_time(running_site: Callable[..., str], system: Actor) -> None:
+def test_without_valkey_a_change_is_still_seen_in_time(running_site: Site, system: Actor) -> None:
     tenant = make_tenant(system)
     headers = router_headers(system)
     url = running_site(REDIS_URL="redis://127.0.0.1:1/0")
@@ -238,7 +235,7 @@ def looks_at_revisions() -> set[Any]:
         return {start for (start,) in cursor.fetchall()}
 
 
-def test_a_poll_without_news_ends_with_304_in_time(running_site: Callable[..., str], system: Actor) -> None:
+def test_a_poll_without_news_ends_with_304_in_time(running_site: Site, system: Actor) -> None:
     make_tenant(system)
     headers = router_headers(system)
     url = running_site()
@@ -247,6 +244,19 @@ def test_a_poll_without_news_ends_with_304_in_time(running_site: Callable[..., s
     poll.join(20)
     assert (poll.status, poll.body) == (304, b"")
     assert 1 <= poll.answered_at - begun < 10
+
+
+def test_a_site_that_is_stopped_lets_waiting_routers_go_at_once(running_site: Site, system: Actor) -> None:
+    make_tenant(system)
+    headers = router_headers(system)
+    site = running_site()
+    poll = LongPoll(site, headers, newest_digest())
+    wait_for(lambda: subscribers() == 1, what="the poll waiting")
+    begun = time.monotonic()
+    running_site.stop()
+    poll.join(1)
+    assert (poll.status, poll.body) == (304, b"")
+    assert time.monotonic() - begun < 10
 
 
 @pytest.mark.django_db
