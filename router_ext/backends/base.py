@@ -63,6 +63,9 @@ class StreamHandle(Protocol):
     def abort(self) -> None:
         """Close the socket at once; no callback follows. Calling it again does nothing."""
 
+    def release(self) -> None:
+        """What the answer says is known already: no callback follows, and its connection may end in its own time."""
+
     def pause_reading(self) -> None:
         """Stop taking bytes; the backend's own buffers fill."""
 

@@ -1,8 +1,11 @@
 """HTTP client for one TGI server, on ``asyncio.Protocol`` and httptools.
 
-One connection per exchange: cancelling is closing the socket, and a socket that is only ever closed cannot carry one
-request's bytes into another's answer. Nothing is awaited per token: ``data_received`` parses and calls the sink in
-the same loop turn, with everything one read brought in one call.
+Cancelling is closing the socket: a connection carries one exchange at a time and is used again only after an answer
+that was read to its declared end. Nothing is awaited per token: ``data_received`` parses and calls the sink in the same
+loop turn, with everything one read brought in one call.
+
+    _Connection   a socket, idle or carrying an exchange
+    _Exchange     one request and its answer; the handle that callers hold
 """
 
 from __future__ import annotations
@@ -20,13 +23,80 @@ from router_ext.errors import UpstreamFailed
 MAX_HEAD_BYTES = 65_536
 """An answer whose status line and headers exceed this is broken."""
 
+IDLE_S = 4.0
+"""How long an unused connection is kept: less than the 5 s after which common servers close theirs."""
 
-class _Exchange(asyncio.Protocol):
-    """One request and its answer on a connection of its own."""
+MAX_IDLE = 64
+"""Unused connections kept; more would only hold sockets."""
+
+RELEASE_S = 5.0
+"""How long an answer whose content is known may take to its end; then its connection is closed."""
+
+
+class _Connection(asyncio.Protocol):
+    """A socket to the server. ``idle_since_s`` counts while no exchange uses it."""
+
+    __slots__ = ("_client", "exchange", "idle_since_s", "transport")
+
+    def __init__(self, client: TgiBackend, exchange: _Exchange) -> None:
+        self._client = client
+        self.exchange: _Exchange | None = exchange
+        self.transport: asyncio.Transport | None = None
+        self.idle_since_s = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are no subclasses of asyncio's.
+        self.transport = cast(asyncio.Transport, transport)
+        if self.exchange is None:
+            self.transport.abort()
+        else:
+            self.exchange.attach(self, is_reused=False)
+
+    def data_received(self, data: bytes) -> None:
+        if self.exchange is not None:
+            self.exchange.received(data)
+        else:
+            # Bytes that nobody asked for: whatever they are, they must not be taken for the next answer.
+            self.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None
+        exchange, self.exchange = self.exchange, None
+        if exchange is not None:
+            exchange.lost()
+        else:
+            self._client.forget(self)
+
+    def abort(self) -> None:
+        """Close at once."""
+        self.exchange = None
+        if self.transport is not None:
+            self.transport.abort()
+
+
+class _Ignored:
+    """Sink of an exchange whose answer is known already."""
+
+    def on_head(self, status: int, headers: Headers) -> None:
+        return
+
+    def on_data(self, data: bytes) -> None:
+        return
+
+    def on_end(self, error: UpstreamFailed | None) -> None:
+        return
+
+
+_IGNORED = _Ignored()
+
+
+class _Exchange:
+    """One request and its answer."""
 
     __slots__ = (
         "_client",
         "_connect_task",
+        "_connection",
         "_error",
         "_head_bytes",
         "_headers",
@@ -35,12 +105,12 @@ class _Exchange(asyncio.Protocol):
         "_is_done",
         "_is_headed",
         "_is_paused",
+        "_is_reused",
         "_last_byte_s",
         "_parser",
         "_parts",
         "_request",
         "_sink",
-        "_transport",
     )
 
     def __init__(self, client: TgiBackend, request: bytes, sink: StreamSink) -> None:
@@ -48,7 +118,7 @@ class _Exchange(asyncio.Protocol):
         self._request = request
         self._sink = sink
         self._parser = httptools.HttpResponseParser(self)
-        self._transport: asyncio.Transport | None = None
+        self._connection: _Connection | None = None
         self._connect_task: asyncio.Task[None] | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
         self._headers: list[tuple[bytes, bytes]] = []
@@ -58,6 +128,7 @@ class _Exchange(asyncio.Protocol):
         self._is_complete = False
         self._is_done = False
         self._is_paused = False
+        self._is_reused = False
         self._last_byte_s = 0.0
         self._error: UpstreamFailed | None = None
 
@@ -65,58 +136,91 @@ class _Exchange(asyncio.Protocol):
 
     def abort(self) -> None:
         if not self._is_done:
-            self._detach()
+            self._detach(is_kept=False)
+
+    def release(self) -> None:
+        self._sink = _IGNORED
+        if self._is_done:
+            return
+        if self._is_paused:
+            self.resume_reading()
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        self._idle_timer = self._client.loop.call_later(RELEASE_S, self.abort)
 
     def pause_reading(self) -> None:
         self._is_paused = True
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.pause_reading()
+        transport = self._transport
+        if transport is not None:
+            transport.pause_reading()
 
     def resume_reading(self) -> None:
         self._is_paused = False
         self._last_byte_s = self._client.loop.time()
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
+        transport = self._transport
+        if transport is not None:
+            transport.resume_reading()
+
+    @property
+    def _transport(self) -> asyncio.Transport | None:
+        transport = None if self._connection is None else self._connection.transport
+        return None if transport is None or transport.is_closing() else transport
 
     # --- connection ---
 
-    async def connect(self) -> None:
-        """Open the connection within the client's limit; failures go to the sink."""
+    def connect(self) -> None:
+        """Use an idle connection, or open one within the client's limit; failures go to the sink."""
+        connection = self._client.take_idle()
+        if connection is not None:
+            self.attach(connection, is_reused=True)
+        else:
+            # The exchange owns this task and cancels it in ``abort``; it ends within the limit.
+            self._connect_task = self._client.loop.create_task(self._open())
+
+    async def _open(self) -> None:
         client = self._client
+        connection = _Connection(client, self)
         try:
             async with asyncio.timeout(client.connect_timeout_s):
-                await client.loop.create_connection(lambda: self, client.host, client.port, ssl=client.tls)
+                await client.loop.create_connection(lambda: connection, client.host, client.port, ssl=client.tls)
         except TimeoutError:
             self._finish(BackendUnreachable("The backend did not accept a connection in time"))
         except OSError:
             self._finish(BackendUnreachable("The backend refused the connection"))
+        except asyncio.CancelledError:
+            connection.abort()
+            raise
         finally:
             self._connect_task = None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are no subclasses of asyncio's.
-        self._transport = cast(asyncio.Transport, transport)
-        if self._is_done:
-            self._transport.abort()
+    def attach(self, connection: _Connection, *, is_reused: bool) -> None:
+        """Send the request on a connection that is open."""
+        transport = connection.transport
+        if self._is_done or transport is None:
+            connection.abort()
             return
-        self._last_byte_s = self._client.loop.time()
-        self._idle_timer = self._client.loop.call_later(self._client.idle_timeout_s, self._check_idle)
-        self._transport.write(self._request)
-        self._request = b""
+        connection.exchange = self
+        self._connection = connection
+        self._is_reused = is_reused
+        loop = self._client.loop
+        self._last_byte_s = loop.time()
+        if self._idle_timer is None:
+            self._idle_timer = loop.call_later(self._client.idle_timeout_s, self._check_idle)
+        transport.write(self._request)
         if self._is_paused:
             # uvloop undoes a pause made inside connection_made.
-            self._client.loop.call_soon(self._repause)
+            loop.call_soon(self._repause)
 
     def _repause(self) -> None:
         if self._is_paused:
             self.pause_reading()
 
-    def data_received(self, data: bytes) -> None:
-        if self._is_done:
-            return
+    def received(self, data: bytes) -> None:
+        """One read."""
         self._last_byte_s = self._client.loop.time()
         if not self._is_headed:
             self._head_bytes += len(data)
+            self._request = b""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
@@ -130,23 +234,30 @@ class _Exchange(asyncio.Protocol):
             self._sink.on_data(body)
         if self._is_done:
             return
-        if self._is_complete:
-            self._finish(None)
-        elif self._error is not None:
+        if self._error is not None:
             self._finish(self._error)
+        elif self._is_complete:
+            self._finish(None)
 
-    def eof_received(self) -> bool | None:
-        return None
-
-    def connection_lost(self, exc: Exception | None) -> None:
+    def lost(self) -> None:
+        """The connection has closed."""
+        self._connection = None
         if self._is_done:
             return
-        if self._is_headed:
+        if self._is_reused and not self._head_bytes:
+            # The server closed it while it was idle; not a byte of an answer came, so asking again is safe.
+            self._is_reused = False
+            self._connect_task = self._client.loop.create_task(self._open())
+        elif self._is_headed:
             self._finish(UpstreamFailed("The backend closed the stream before its end"))
         else:
             self._finish(BackendUnreachable("The backend closed the connection without an answer"))
 
     # --- httptools callbacks ---
+
+    def on_message_begin(self) -> None:
+        if self._is_complete:
+            self._error = UpstreamFailed("The backend sent more than it was asked for")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers.append((name.lower(), value))
@@ -177,7 +288,7 @@ class _Exchange(asyncio.Protocol):
         wait_s = client.idle_timeout_s if self._is_paused else client.idle_timeout_s - quiet_s
         self._idle_timer = client.loop.call_later(wait_s, self._check_idle)
 
-    def _detach(self) -> None:
+    def _detach(self, *, is_kept: bool) -> None:
         self._is_done = True
         self._client.exchanges.discard(self)
         if self._idle_timer is not None:
@@ -186,15 +297,20 @@ class _Exchange(asyncio.Protocol):
         if self._connect_task is not None:
             self._connect_task.cancel()
             self._connect_task = None
-        if self._transport is not None:
-            self._transport.abort()
-            self._transport = None
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        if is_kept:
+            connection.exchange = None
+            self._client.give_back(connection)
+        else:
+            connection.abort()
 
     def _finish(self, error: UpstreamFailed | None) -> None:
         if self._is_done:
             return
         self._connect_task = None
-        self._detach()
+        self._detach(is_kept=error is None and not self._is_paused and self._parser.should_keep_alive())
         self._sink.on_end(error)
 
 
@@ -260,8 +376,9 @@ class TgiBackend:
         head = f"host: {authority}:{self.port}\r\n"
         if api_key is not None:
             head += f"authorization: Bearer {api_key}\r\n"
-        self._common = head.encode() + b"connection: close\r\n"
-        self._is_closed = False
+        self._common = head.encode()
+        self._idle: list[_Connection] = []
+        self._trim_timer: asyncio.TimerHandle | None = None
 
     def _request(self, method: bytes, path: str, body: bytes) -> bytes:
         head = b"%b %b%b HTTP/1.1\r\n%b" % (method, self._prefix, path.encode(), self._common)
@@ -272,9 +389,49 @@ class TgiBackend:
     def _start(self, request: bytes, sink: StreamSink) -> _Exchange:
         exchange = _Exchange(self, request, sink)
         self.exchanges.add(exchange)
-        # The exchange owns its connecting task and cancels it in ``abort``; it ends within connect_timeout_s.
-        exchange._connect_task = self.loop.create_task(exchange.connect())
+        exchange.connect()
         return exchange
+
+    # --- idle connections ---
+
+    def take_idle(self) -> _Connection | None:
+        """The connection used last, which is the one most likely to be open still."""
+        now = self.loop.time()
+        while self._idle:
+            connection = self._idle.pop()
+            transport = connection.transport
+            if transport is not None and not transport.is_closing() and now - connection.idle_since_s < IDLE_S:
+                return connection
+            connection.abort()
+        return None
+
+    def give_back(self, connection: _Connection) -> None:
+        """Keep a connection whose last answer was read to its end."""
+        if len(self._idle) >= MAX_IDLE:
+            connection.abort()
+            return
+        connection.idle_since_s = self.loop.time()
+        self._idle.append(connection)
+        if self._trim_timer is None:
+            self._trim_timer = self.loop.call_later(IDLE_S, self._trim)
+
+    def forget(self, connection: _Connection) -> None:
+        """An idle connection was closed by the server."""
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    def _trim(self) -> None:
+        self._trim_timer = None
+        oldest = self.loop.time() - IDLE_S
+        kept = [connection for connection in self._idle if connection.idle_since_s > oldest]
+        stale = [connection for connection in self._idle if connection.idle_since_s <= oldest]
+        self._idle = kept
+        for connection in stale:
+            connection.abort()
+        if kept:
+            self._trim_timer = self.loop.call_later(IDLE_S / 2, self._trim)
+
+    # --- Backend ---
 
     def open_stream(self, path: str, body: bytes, sink: StreamSink) -> _Exchange:
         return self._start(self._request(b"POST", path, body), sink)
@@ -293,3 +450,9 @@ class TgiBackend:
     async def close(self) -> None:
         for exchange in list(self.exchanges):
             exchange.abort()
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.abort()
+        if self._trim_timer is not None:
+            self._trim_timer.cancel()
+            self._trim_timer = None

@@ -50,7 +50,7 @@ from router_ext.gateway.generation import ModelLimits
 from router_ext.gateway.knowledge import ModelKnowledge, probe_model
 from router_ext.gateway.slices import Step, TextGeneration
 from router_ext.obs.logs import get_logger
-from router_ext.obs.metrics import Metrics
+from router_ext.obs.metrics import Metrics, TierMetrics
 from router_ext.predict.baseline import Baseline
 from router_ext.settings import RouterSettings
 from router_ext.sync.ledger import Ledger, now_us
@@ -138,6 +138,8 @@ class PoolEngine:
         self._progress: dict[Scheduled, int] = {}
         self._is_flush_due = False
         self._timer: asyncio.TimerHandle | None = None
+        self._limits: ModelLimits | None = None
+        self._observers: dict[str, TierMetrics] = {}
         self._up = asyncio.Event()
         self._path_changed = asyncio.Event()
         self._random = random.Random()
@@ -198,6 +200,7 @@ class PoolEngine:
         self._reconfigure()
 
     def _reconfigure(self) -> None:
+        self._limits = None
         config = pool_config(self.record, self._snapshot, self.backends.members)
         if config != self.config:
             self.config = config
@@ -221,6 +224,7 @@ class PoolEngine:
 
     def backend_changed(self, member: Member) -> None:
         """Listener of the backends: one came up or went down."""
+        self._limits = None
         is_up = member.state is State.UP
         self.post(BackendChanged(backend=member.backend, is_up=is_up))
         if self.backends.up:
@@ -249,11 +253,15 @@ class PoolEngine:
         Raises:
             NoBackend: no backend has ever told its limits.
         """
-        members = self.backends.up or list(self.backends.members.values())
-        infos = [member.info for member in members if member.info is not None]
-        if not infos:
-            raise self.no_backend()
-        return ModelLimits.from_info(max(infos, key=lambda info: (info.max_total_tokens, info.max_input_tokens)))
+        if self._limits is None:
+            members = self.backends.up or list(self.backends.members.values())
+            infos = [member.info for member in members if member.info is not None]
+            if not infos:
+                raise self.no_backend()
+            self._limits = ModelLimits.from_info(
+                max(infos, key=lambda info: (info.max_total_tokens, info.max_input_tokens))
+            )
+        return self._limits
 
     @property
     def model_id(self) -> str:
@@ -517,27 +525,29 @@ class PoolEngine:
         self._observe(call, outcome, code, now)
 
     def _observe(self, call: Call, outcome: str, code: str | None, now: float) -> None:
-        metrics, labels = self.metrics, (self.name, call.tier)
-        metrics.requests.labels(*labels, outcome, code or "").inc()
+        seen = self._observers.get(call.tier)
+        if seen is None or seen.model != self.name:
+            seen = self._observers[call.tier] = self.metrics.for_tier(self.name, call.tier)
+        seen.ended(outcome, code or "")
         if outcome == "expired" and code is not None:
-            metrics.rejected.labels(code).inc()
-        metrics.duration.labels(*labels).observe(now - call.arrived_s)
+            self.metrics.rejected.labels(code).inc()
+        seen.duration.observe(now - call.arrived_s)
         if call.dispatched_s is not None:
-            metrics.queue_wait.labels(*labels).observe(call.dispatched_s - call.validated_s)
-        if call.first_token_s is not None and call.dispatched_s is not None:
-            metrics.ttft.labels(*labels).observe(call.first_token_s - call.arrived_s)
-            metrics.overhead.labels(*labels).observe(call.validated_s - call.arrived_s)
-            metrics.prompt_tokens.labels(*labels).inc(call.prompt_tokens)
-            metrics.output_tokens.labels(*labels).inc(call.output_tokens)
+            seen.queue_wait.observe(call.dispatched_s - call.validated_s)
+        if call.first_token_s is not None:
+            seen.ttft.observe(call.first_token_s - call.arrived_s)
+            seen.overhead.observe(call.validated_s - call.arrived_s)
+            seen.prompt_tokens.inc(call.prompt_tokens)
+            seen.output_tokens.inc(call.output_tokens)
             last = call.last_token_s if call.last_token_s is not None else now
             if call.output_tokens > 1:
-                metrics.tpot.labels(*labels).observe((last - call.first_token_s) / (call.output_tokens - 1))
+                seen.tpot.observe((last - call.first_token_s) / (call.output_tokens - 1))
         if call.recomputed_tokens:
-            metrics.recomputed.labels(self.name).inc(call.recomputed_tokens)
+            self.metrics.recomputed.labels(self.name).inc(call.recomputed_tokens)
         if call.resumed_prompt_tokens:
-            metrics.resumed_prefill.labels(self.name).inc(call.resumed_prompt_tokens)
+            self.metrics.resumed_prefill.labels(self.name).inc(call.resumed_prompt_tokens)
         if outcome == "completed" and call.predicted_tokens and call.output_tokens:
-            metrics.predicted.labels(*labels).observe(call.predicted_tokens / call.output_tokens)
+            seen.predicted.observe(call.predicted_tokens / call.output_tokens)
 
     # --- limits of time ---------------------------------------------------------------------------------------------
 

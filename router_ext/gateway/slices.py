@@ -293,7 +293,10 @@ class TextGeneration:
     def _close(self) -> None:
         handle, self._handle = self._handle, None
         if handle is not None:
-            handle.abort()
+            if self.flow.is_upstream_over:
+                handle.release()
+            else:
+                handle.abort()
         if self._slice_kv_tokens:
             self.call.held(self._slice_kv_tokens, self._engine.loop.time() - self._slice_started_s)
             self._slice_kv_tokens = 0

@@ -164,6 +164,31 @@ def _tenant_metrics(readings: list[TenantReading]) -> Iterable[Metric]:
     return queued, running, prompt, output, delivered, entitled
 
 
+class TierMetrics:
+    """The per-request metrics of one model and tier, looked up once instead of at every request."""
+
+    def __init__(self, metrics: Metrics, model: str, tier: str) -> None:
+        self.model = model
+        self._requests = metrics.requests
+        self._labels = (model, tier)
+        self._ended: dict[tuple[str, str], Counter] = {}
+        self.queue_wait = metrics.queue_wait.labels(model, tier)
+        self.ttft = metrics.ttft.labels(model, tier)
+        self.tpot = metrics.tpot.labels(model, tier)
+        self.duration = metrics.duration.labels(model, tier)
+        self.overhead = metrics.overhead.labels(model, tier)
+        self.predicted = metrics.predicted.labels(model, tier)
+        self.prompt_tokens = metrics.prompt_tokens.labels(model, tier)
+        self.output_tokens = metrics.output_tokens.labels(model, tier)
+
+    def ended(self, outcome: str, code: str) -> None:
+        """Count one ended request."""
+        counter = self._ended.get((outcome, code))
+        if counter is None:
+            counter = self._ended[outcome, code] = self._requests.labels(*self._labels, outcome, code)
+        counter.inc()
+
+
 class Metrics:
     """Counters and histograms written by the gateway, and the two pages made of them."""
 
@@ -240,6 +265,10 @@ class Metrics:
             ):
                 registry.register(collector)
             registry.register(_Snapshotted(read, has_tenants=has_tenants))
+
+    def for_tier(self, model: str, tier: str) -> TierMetrics:
+        """The metrics of one model and tier, to be kept."""
+        return TierMetrics(self, model, tier)
 
     def page(self, *, is_admin: bool = False) -> bytes:
         """The text format of one registry."""
