@@ -190,7 +190,9 @@ def processes(*, pace: float, streams: int) -> Iterator[Processes]:
                         "--max-input-tokens", "2048", "--max-total-tokens", "4096",
                         "--max-batch-prefill-tokens", "65536", "--max-batch-total-tokens", "4000000",
                         "--max-concurrent-requests", str(4 * streams + 1_000),
-                        "--sim-step-ms", f"{1_000 / pace:g}", "--sim-data-dir", str(root / "model"),
+                        "--sim-step-ms", f"{1_000 / pace:g}", "--sim-mean-tokens",
+                        "0",
+                        "--sim-data-dir", str(root / "model"),
                     ],
                     stdout=out, stderr=subprocess.STDOUT,
                 )  # fmt: skip
