@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import random
 import signal
 import sys
@@ -86,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-requests", type=int, default=36, help="long prompts in the flood")
     parser.add_argument("--chat-interval", type=float, default=2.5, help="mean seconds between two chat requests")
     parser.add_argument("--seed", type=int, default=1, help="seed of arrivals and prompts")
-    parser.add_argument("--dir", type=Path, default=Path(".fairlane"), help="state folder of the running stack")
+    parser.add_argument("--dir", type=Path, default=Path(os.environ.get("FAIRLANE_DIR", ".fairlane")), help="state")
     parser.add_argument("--output", type=Path, default=Path("incident.png"), help="where the picture is written")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout, progress on stderr")
 
