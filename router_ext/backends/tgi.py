@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from typing import cast
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -104,6 +104,7 @@ class _Exchange:
         "_is_complete",
         "_is_done",
         "_is_headed",
+        "_is_kept_alive",
         "_is_paused",
         "_is_reused",
         "_last_byte_s",
@@ -117,7 +118,7 @@ class _Exchange:
         self._client = client
         self._request = request
         self._sink = sink
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser: Any = httptools.HttpResponseParser(self)
         self._connection: _Connection | None = None
         self._connect_task: asyncio.Task[None] | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -127,6 +128,7 @@ class _Exchange:
         self._is_headed = False
         self._is_complete = False
         self._is_done = False
+        self._is_kept_alive = False
         self._is_paused = False
         self._is_reused = False
         self._last_byte_s = 0.0
@@ -268,6 +270,8 @@ class _Exchange:
             self._headers = []
             return
         self._is_headed = True
+        # Once the message is complete the parser has forgotten the answer's headers.
+        self._is_kept_alive = self._parser.should_keep_alive()
         self._sink.on_head(status, self._headers)
 
     def on_body(self, body: bytes) -> None:
@@ -298,6 +302,8 @@ class _Exchange:
             self._connect_task.cancel()
             self._connect_task = None
         connection, self._connection = self._connection, None
+        # The two refer to each other; without this every exchange would wait for the garbage collector.
+        self._parser = None
         if connection is None:
             return
         if is_kept:
@@ -310,7 +316,7 @@ class _Exchange:
         if self._is_done:
             return
         self._connect_task = None
-        self._detach(is_kept=error is None and not self._is_paused and self._parser.should_keep_alive())
+        self._detach(is_kept=error is None and not self._is_paused and self._is_kept_alive)
         self._sink.on_end(error)
 
 

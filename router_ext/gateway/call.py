@@ -288,6 +288,7 @@ class Call:
 
     def _end(self, outcome: str, code: str | None) -> None:
         self._is_ended = True
+        self._generations = ()
         self._engine.call_ended(self, outcome=outcome, code=code)
 
     def _timings(self) -> Timings:

@@ -98,13 +98,15 @@ class Client:
     def _release(self) -> None:
         exchange = self._exchange
         exchange.on_gone = exchange.on_pause = exchange.on_resume = None
+        # A call and its client refer to each other; both are done with.
+        self.on_gone = self.on_pause = self.on_resume = None
         if self._stall_timer is not None:
             self._stall_timer.cancel()
             self._stall_timer = None
 
     def _left(self) -> None:
+        callback = self.on_gone
         self._release()
-        callback, self.on_gone = self.on_gone, None
         if callback is not None:
             callback()
         self._resolve(None)

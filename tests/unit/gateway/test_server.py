@@ -36,7 +36,7 @@ async def serving(app: Any, **values: Any) -> AsyncIterator[tuple[int, RouterSer
 
 async def until(condition: Callable[[], bool], limit_s: float = 5.0) -> None:
     async with asyncio.timeout(limit_s):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - what is awaited has no event
             await asyncio.sleep(0.002)
 
 
@@ -151,8 +151,8 @@ async def test_a_body_over_the_limit_is_reported_before_it_is_kept(is_chunked: b
 
 async def test_a_client_that_waits_for_leave_is_refused_without_sending() -> None:
     async with serving(echo, body_limit_bytes=1_000) as (port, _):
-        head = b"POST /x HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: %d\r\n\r\n" % (DISCARD_BYTES * 2)
-        answer = await talk(port, head)
+        head = b"POST /x HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: %d\r\n\r\n"
+        answer = await talk(port, head % (DISCARD_BYTES * 2))
     assert answer.startswith(b"HTTP/1.1 413 ")
 
 

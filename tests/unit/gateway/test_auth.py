@@ -1,0 +1,136 @@
+"""Identity comes from the key alone."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import pytest
+
+from router_ext.errors import NotAuthenticated
+from router_ext.gateway.auth import KeyRing, TenantDisabled, TierNotAllowed, presented_key
+from router_ext.wire.controlplane import (
+    ConfigSnapshot,
+    KeyRecord,
+    TenantRecord,
+    TierRecord,
+    generate_key,
+    key_digest,
+)
+
+PEPPERS = {1: secrets.token_bytes(32), 2: secrets.token_bytes(32)}
+NOW = 1_800_000_000_000_000
+
+
+def ring(
+    *, tenant: dict[str, Any] | None = None, version: int = 1, peppers: dict[int, bytes] = PEPPERS, **fields: Any
+) -> tuple[KeyRing, str]:
+    text, public_id = generate_key()
+    record = KeyRecord(
+        key="key_1",
+        public_id=public_id,
+        digest=key_digest(text, PEPPERS[version]),
+        pepper_version=version,
+        tenant="ten_1",
+        default_pool="main",
+        **fields,
+    )
+    values = {"tiers": ["standard", "interactive"], "default_tier": "standard", **(tenant or {})}
+    snapshot = ConfigSnapshot(
+        revision=1,
+        published_at_us=0,
+        pools=[],
+        tiers=[TierRecord(name="standard", rank=2), TierRecord(name="interactive", rank=1)],
+        tenants=[TenantRecord(tenant="ten_1", name="one", **values)],
+        keys=[record],
+    )
+    return KeyRing(snapshot, peppers), text
+
+
+def bearer(text: str) -> list[tuple[bytes, bytes]]:
+    return [(b"authorization", b"Bearer " + text.encode())]
+
+
+def test_a_good_key_says_who_asks() -> None:
+    keys, text = ring()
+    identity = keys.authenticate(bearer(text), now_us=NOW)
+    assert (identity.tenant, identity.key, identity.default_pool, identity.tier(None)) == (
+        "ten_1",
+        "key_1",
+        "main",
+        "standard",
+    )
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_each_key_is_checked_under_its_own_pepper(version: int) -> None:
+    keys, text = ring(version=version)
+    assert keys.authenticate(bearer(text), now_us=NOW).tenant == "ten_1"
+
+
+def test_a_key_under_a_pepper_the_router_lacks_is_a_bad_key() -> None:
+    keys, text = ring(version=2, peppers={1: PEPPERS[1]})
+    with pytest.raises(NotAuthenticated):
+        keys.authenticate(bearer(text), now_us=NOW)
+
+
+@pytest.mark.parametrize(
+    ("headers", "found"),
+    [
+        ([], None),
+        ([(b"authorization", b"Bearer abc")], "abc"),
+        ([(b"authorization", b"bearer  abc ")], "abc"),
+        ([(b"authorization", b"Basic abc")], None),
+        ([(b"authorization", b"Bearer a"), (b"authorization", b"Bearer b")], None),
+        ([(b"x-api-key", b"abc")], "abc"),
+        ([(b"x-api-key", b"a"), (b"x-api-key", b"b")], None),
+        ([(b"authorization", b"Bearer abc"), (b"x-api-key", b"other")], "abc"),
+        ([(b"authorization", b""), (b"x-api-key", b"other")], None),
+        ([(b"authorization", b"Bearer \xff")], None),
+    ],
+)
+def test_what_counts_as_a_key(headers: list[tuple[bytes, bytes]], found: str | None) -> None:
+    assert presented_key(headers) == found
+
+
+def test_expiry_is_told_to_the_owner_only() -> None:
+    keys, text = ring(expires_at_us=NOW)
+    with pytest.raises(NotAuthenticated) as late:
+        keys.authenticate(bearer(text), now_us=NOW)
+    with pytest.raises(NotAuthenticated) as wrong:
+        keys.authenticate(bearer(generate_key()[0]), now_us=NOW)
+    assert (late.value.code, wrong.value.code) == ("expired_api_key", "invalid_api_key")
+    assert late.value.message == wrong.value.message
+    assert keys.authenticate(bearer(text), now_us=NOW - 1).tenant == "ten_1"
+
+
+def test_a_suspended_tenant_is_told_so_to_its_keys_only() -> None:
+    keys, text = ring(tenant={"state": "suspended"})
+    with pytest.raises(TenantDisabled):
+        keys.authenticate(bearer(text), now_us=NOW)
+    with pytest.raises(NotAuthenticated):
+        keys.authenticate(bearer(generate_key()[0]), now_us=NOW)
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted", "tier"),
+    [
+        ({}, None, "standard"),
+        ({}, "interactive", "standard"),
+        ({"may_choose_tier": True}, "interactive", "interactive"),
+        ({"may_choose_tier": True, "tiers": ["interactive"]}, None, "interactive"),
+        ({"default_tier": "interactive"}, None, "interactive"),
+        # A key never gets more than its tenant has.
+        ({"tiers": ["gold"], "default_tier": "gold"}, None, "standard"),
+    ],
+)
+def test_tiers(fields: dict[str, Any], wanted: str | None, tier: str) -> None:
+    keys, text = ring(**fields)
+    assert keys.authenticate(bearer(text), now_us=NOW).tier(wanted) == tier
+
+
+def test_a_tier_outside_the_key_is_refused() -> None:
+    keys, text = ring(may_choose_tier=True, tiers=["standard"])
+    identity = keys.authenticate(bearer(text), now_us=NOW)
+    with pytest.raises(TierNotAllowed):
+        identity.tier("interactive")
