@@ -67,6 +67,12 @@ def _needs_servers(config: pytest.Config) -> bool:
     )
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Browser tests come last: Playwright leaves its event loop running in the thread, where no other can start."""
+    items.sort(key=lambda item: item.path.is_relative_to(TESTS / "e2e"))
+
+
 @pytest.fixture(scope="session")
 def model_dir(pytestconfig: pytest.Config) -> Path:
     """Where the torch engine keeps its converted weights: ``FAIRLANE_MODEL_DIR``, else a folder kept between runs."""
