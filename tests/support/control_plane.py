@@ -10,8 +10,10 @@ import time
 import urllib.request
 from itertools import count
 from typing import Any
+from urllib.parse import urlencode
 
 import msgspec
+from django.conf import settings
 from django.db import connection
 from django.test import Client
 
@@ -93,8 +95,15 @@ def usage_body(*events: UsageEvent, router: str = "rtr_1") -> bytes:
     return msgspec.json.encode(UsageBatch(router=router, events=list(events)))
 
 
+def is_test_database() -> bool:
+    """Whether Django has turned from the database of ``DATABASE_URL`` to the one made for the tests."""
+    return bool(connection.settings_dict["NAME"] != settings.ENVIRONMENT.database()["NAME"])
+
+
 def empty_all_tables() -> None:
     """Take away what committing tests left; the audit log's triggers refuse that to everybody but a replica."""
+    if not is_test_database():
+        raise RuntimeError("refusing to empty a database that was not made for the tests")
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename <> 'django_migrations'"
@@ -126,12 +135,10 @@ def wait_for(condition: Any, *, limit_s: float = 20.0, what: str = "the conditio
 
 def database_environment() -> dict[str, str]:
     """Environment of a process that works on the database of this test session."""
-    settings = connection.settings_dict
-    host, user = settings["HOST"], settings["USER"]
-    port = f"&port={settings['PORT']}" if settings["PORT"] else ""
-    password = f"&password={settings['PASSWORD']}" if settings["PASSWORD"] else ""
-    url = f"postgresql:///{settings['NAME']}?host={host}&user={user}{port}{password}"
-    return {**os.environ, "DATABASE_URL": url}
+    given = connection.settings_dict
+    names = {"HOST": "host", "PORT": "port", "USER": "user", "PASSWORD": "password"}
+    options = urlencode({word: given[name] for name, word in names.items() if given[name]})
+    return {**os.environ, "DATABASE_URL": f"postgresql:///{given['NAME']}?{options}"}
 
 
 class Site:
