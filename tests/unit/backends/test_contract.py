@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -51,82 +50,119 @@ class Recorder:
             await self.ended.wait()
 
 
-class ScriptServer:
-    """Plays scripts over HTTP/1.1."""
+class ByteServer:
+    """A TCP server that answers each request (head and declared body) by ``answer(head, body, transport)``."""
 
-    def __init__(self, play: Callable[[str, bytes], Script]) -> None:
-        self._play = play
+    def __init__(self, answer: Callable[[bytes, bytes, asyncio.Transport], None]) -> None:
+        self.answer = answer
         self.connections = 0
-        self.open = 0
         self.requests: list[bytes] = []
+        self.transports: set[asyncio.Transport] = set()
+        self.port = 0
+        self._server: asyncio.Server | None = None
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
-        self.open += 1
-        try:
-            while await self._answer(reader, writer):
-                pass
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            writer.close()
-            with contextlib.suppress(ConnectionError):
-                await writer.wait_closed()
-            self.open -= 1
+    async def start(self) -> None:
+        self._server = await asyncio.get_running_loop().create_server(lambda: _Peer(self), "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        head = await reader.readuntil(b"\r\n\r\n")
-        self.requests.append(head)
+    async def stop(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        # Connections that the kernel has accepted show up within a few turns.
+        for _ in range(5):
+            await asyncio.sleep(0.001)
+        for transport in list(self.transports):
+            transport.abort()
+        await until(lambda: not self.transports)
+        await self._server.wait_closed()
+
+
+class _Peer(asyncio.Protocol):
+    def __init__(self, server: ByteServer) -> None:
+        self._server = server
+        self._data = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._server.connections += 1
+        self._server.transports.add(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._server.transports.discard(self._transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._data += data
+        head, found, rest = self._data.partition(b"\r\n\r\n")
         length = next((int(h[16:]) for h in head.split(b"\r\n") if h.lower().startswith(b"content-length: ")), 0)
-        body = await reader.readexactly(length)
-        script = self._play(head.split(b" ")[1].decode(), body)
+        if found and len(rest) >= length:
+            self._data = rest[length:]
+            self._server.requests.append(head)
+            self._server.answer(head, rest[:length], self._transport)
+
+
+def played(play: Callable[[str, bytes], Script]) -> Callable[[bytes, bytes, asyncio.Transport], None]:
+    """Answers that follow scripts."""
+
+    def answer(head: bytes, body: bytes, transport: asyncio.Transport) -> None:
+        script = play(head.split(b" ")[1].decode(), body)
         out = b"HTTP/1.1 %d X\r\n" % script.status
         out += b"".join(b"%b: %b\r\n" % pair for pair in script.headers)
-        writer.write(out + b"transfer-encoding: chunked\r\n\r\n")
+        transport.write(out + b"transfer-encoding: chunked\r\n\r\n")
         for piece in script.pieces:
-            writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
-            await writer.drain()
-            await asyncio.sleep(0)
-        if script.ending is Ending.HANG:
-            await reader.read()
-            return False
-        if script.ending is Ending.CUT:
-            return False
-        writer.write(b"0\r\n\r\n")
-        await writer.drain()
-        return True
+            transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+        if script.ending is Ending.CLEAN:
+            transport.write(b"0\r\n\r\n")
+        elif script.ending is Ending.CUT:
+            transport.close()
+
+    return answer
 
 
-@pytest.fixture(params=["tgi", "fake"])
-async def make(request: pytest.FixtureRequest) -> AsyncIterator[Make]:
-    """Makes a backend that plays a script."""
-    servers: list[asyncio.Server] = []
-    scripts: list[ScriptServer] = []
-    backends: list[Backend] = []
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - what is awaited has no event
+            await asyncio.sleep(0.001)
 
-    async def build(script: Script, **limits: float) -> Backend:
-        backend: Any
-        if request.param == "fake":
-            unary = limits.get("unary_timeout_s", 30.0)
-            backend = FakeBackend(lambda path, body: script, unary_timeout_s=unary)
-        else:
-            scripts.append(ScriptServer(lambda path, body: script))
-            server = await asyncio.start_server(scripts[-1].serve, "127.0.0.1", 0)
-            port = server.sockets[0].getsockname()[1]
-            if script.ending is Ending.REFUSED:
-                server.close()
-            servers.append(server)
-            backend = TgiBackend(f"http://127.0.0.1:{port}", **limits)
-        backends.append(backend)
-        return backend
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Callable[..., Awaitable[tuple[TgiBackend, ByteServer]]]]:
+    """Starts a server and makes a client for it."""
+    servers: list[ByteServer] = []
+    backends: list[TgiBackend] = []
+
+    async def build(answer: Any, **fields: Any) -> tuple[TgiBackend, ByteServer]:
+        server = ByteServer(answer)
+        await server.start()
+        servers.append(server)
+        backends.append(TgiBackend(f"http://127.0.0.1:{server.port}", **fields))
+        return backends[-1], server
 
     yield build
     for backend in backends:
         await backend.close()
-    await until(lambda: not any(script.open for script in scripts))
     for server in servers:
-        server.close()
-        await server.wait_closed()
+        await server.stop()
+
+
+@pytest.fixture(params=["tgi", "fake"])
+async def make(request: pytest.FixtureRequest, serve: Any) -> AsyncIterator[Make]:
+    """Makes a backend that plays a script."""
+    backends: list[FakeBackend] = []
+
+    async def build(script: Script, **limits: float) -> Backend:
+        if request.param == "fake":
+            backends.append(FakeBackend(lambda path, body: script, unary_timeout_s=limits.get("unary_timeout_s", 30.0)))
+            return backends[-1]
+        backend, server = await serve(played(lambda path, body: script), **limits)
+        if script.ending is Ending.REFUSED:
+            server._server.close()
+        client: Backend = backend
+        return client
+
+    yield build
+    for backend in backends:
+        await backend.close()
 
 
 PIECES = (b"data: 1\n\n", b"data: 2\n\n", b"data: 3\n\n")
@@ -229,39 +265,11 @@ async def test_closing_ends_everything_quietly(make: Make) -> None:
 # --- the TGI client alone --------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-async def played() -> AsyncIterator[Callable[..., Awaitable[tuple[TgiBackend, ScriptServer]]]]:
-    servers: list[asyncio.Server] = []
-    scripts: list[ScriptServer] = []
-    backends: list[TgiBackend] = []
-
-    async def build(play: Callable[[str, bytes], Script], **fields: Any) -> tuple[TgiBackend, ScriptServer]:
-        script_server = ScriptServer(play)
-        scripts.append(script_server)
-        server = await asyncio.start_server(script_server.serve, "127.0.0.1", 0)
-        servers.append(server)
-        backend = TgiBackend(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", **fields)
-        backends.append(backend)
-        return backend, script_server
-
-    yield build
-    for backend in backends:
-        await backend.close()
-    await until(lambda: not any(script.open for script in scripts))
-    for server in servers:
-        server.close()
-        await server.wait_closed()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - what is awaited has no event
-            await asyncio.sleep(0.001)
-
-
-async def test_a_connection_serves_again_after_a_clean_end_only(played: Any) -> None:
-    scripts = [Script(pieces=PIECES), Script(pieces=PIECES), Script(pieces=PIECES, ending=Ending.HANG), Script()]
-    backend, server = await played(lambda path, body: scripts[len(server.requests) - 1])
+async def test_a_connection_serves_again_after_a_clean_end_only(serve: Any) -> None:
+    endings = [Ending.CLEAN, Ending.CLEAN, Ending.HANG, Ending.CLEAN]
+    backend, server = await serve(
+        played(lambda path, body: Script(pieces=PIECES, ending=endings[len(server.requests) - 1]))
+    )
     for _ in range(2):
         sink = Recorder()
         backend.open_stream("/generate_stream", b"{}", sink)
@@ -271,47 +279,41 @@ async def test_a_connection_serves_again_after_a_clean_end_only(played: Any) -> 
     handle = backend.open_stream("/generate_stream", b"{}", sink)
     await asyncio.wait_for(sink.received.wait(), 5)
     handle.abort()
-    await until(lambda: server.open == 0)
+    await until(lambda: not server.transports)
     await backend.call("GET", "/health")
     assert server.connections == 2
 
 
 @pytest.mark.parametrize("closes", ["while idle", "at the next request"])
-async def test_a_connection_closed_between_two_requests_is_not_a_failure(closes: str) -> None:
+async def test_a_connection_closed_between_two_requests_is_not_a_failure(serve: Any, closes: str) -> None:
     """A server whose idle limit passes closes the socket, perhaps just as the next request is on its way."""
-    connections = 0
+    answered: set[asyncio.Transport] = set()
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal connections
-        connections += 1
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
-        await writer.drain()
-        if closes == "at the next request":
-            await reader.read(1)
-        writer.close()
-        with contextlib.suppress(ConnectionError):
-            await writer.wait_closed()
+    def answer(head: bytes, body: bytes, transport: asyncio.Transport) -> None:
+        if transport in answered:
+            transport.abort()
+            return
+        answered.add(transport)
+        transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+        if closes == "while idle":
+            transport.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    backend = TgiBackend(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    backend, server = await serve(answer)
     for _ in range(3):
         assert (await backend.call("GET", "/info")).body == b"{}"
-    assert connections == 3
-    await backend.close()
-    server.close()
-    await server.wait_closed()
+    assert server.connections == 3
 
 
-async def test_the_key_goes_in_the_header_and_nowhere_else(played: Any) -> None:
-    backend, server = await played(lambda path, body: Script(), api_key="secret")
+async def test_the_key_goes_in_the_header_and_nowhere_else(serve: Any) -> None:
+    backend, server = await serve(played(lambda path, body: Script()), api_key="secret")
     await backend.call("GET", "/info")
-    assert b"\r\nauthorization: Bearer secret\r\n" in server.requests[0]
+    assert b"authorization: Bearer secret" in server.requests[0].split(b"\r\n")
     assert b"secret" not in server.requests[0].split(b"\r\n")[0]
 
 
-async def test_a_silent_stream_is_given_up(played: Any) -> None:
-    backend, _ = await played(lambda path, body: Script(pieces=PIECES, ending=Ending.HANG), idle_timeout_s=0.1)
+async def test_a_silent_stream_is_given_up(serve: Any) -> None:
+    script = Script(pieces=PIECES, ending=Ending.HANG)
+    backend, _ = await serve(played(lambda path, body: script), idle_timeout_s=0.1)
     sink = Recorder()
     backend.open_stream("/generate_stream", b"{}", sink)
     await sink.wait()
@@ -329,21 +331,13 @@ async def test_a_silent_stream_is_given_up(played: Any) -> None:
         b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\ndata: 1\n\n",
     ],
 )
-async def test_malformed_answers_are_failures(raw: bytes) -> None:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(raw)
-        await writer.drain()
-        writer.close()
-        with contextlib.suppress(ConnectionError):
-            await writer.wait_closed()
+async def test_malformed_answers_are_failures(serve: Any, raw: bytes) -> None:
+    def answer(head: bytes, body: bytes, transport: asyncio.Transport) -> None:
+        transport.write(raw)
+        transport.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    backend = TgiBackend(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    backend, _ = await serve(answer)
     sink = Recorder()
     backend.open_stream("/generate_stream", b"{}", sink)
     await sink.wait()
     assert isinstance(sink.error, UpstreamFailed)
-    await backend.close()
-    server.close()
-    await server.wait_closed()
