@@ -27,7 +27,7 @@ class DecodeGroup:
     """Consecutive rows of a step that decode in one arena, one row per slot, slots ascending.
 
     Shape: ``slots`` and ``positions`` [rows], int64; ``bias`` [used slots, 1, span], 0 where a slot may look and
-    -inf behind its end, None where every slot is filled to the span.
+    -inf behind its end, None where all decoding slots end at the span.
     """
 
     arena: Arena
@@ -43,7 +43,7 @@ class DecodeGroup:
         """Group of the sequences in ``slots``, whose rows start at ``first_row``; positions are of the fresh tokens."""
         used, span = arena.used, max(positions) + 1
         bias = None
-        if min(positions) != span - 1 or len(slots) != used:
+        if min(positions) != span - 1:
             filled = torch.full((used, 1), span)  # a slot that does not decode may look anywhere: nobody reads it
             filled[list(slots), 0] = torch.tensor(positions) + 1
             bias = torch.zeros(used, 1, span).masked_fill_((torch.arange(span) >= filled).unsqueeze(1), -torch.inf)

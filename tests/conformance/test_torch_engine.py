@@ -141,7 +141,13 @@ def test_a_ragged_batch_gives_what_its_members_give_alone(engine: TorchEngine, t
     run.generate(8)
     assert {len(ids) for ids in prompts} >= {5, 17}, "lengths should differ"
     assert max(map(len, prompts)) > 256
-    assert [s.output_ids for s in together] == [single(engine, ids, 8) for ids in prompts]
+    for sequence in together:
+        alone = Run(engine)
+        twin = alone.add(sequence.prompt_ids)
+        alone.generate(8)
+        assert sequence.output_ids == twin.output_ids
+        ragged, unmixed = (samples[s] for samples, s in ((run.samples, sequence), (alone.samples, twin)))
+        assert [x.logprob for x in ragged] == pytest.approx([x.logprob for x in unmixed], abs=TOLERANCE)
 
 
 def test_prefill_in_chunks_beside_decodes_changes_neither(engine: TorchEngine, tokenizer: Tokenizer) -> None:
