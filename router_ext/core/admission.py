@@ -195,21 +195,25 @@ class Backend:
 
     # --- gates ---------------------------------------------------------------------------------------------------
 
-    def window_tokens(self, tightest_target_s: float | None) -> int:
-        """The prefill gate's window."""
+    def window_tokens(self, tightest_target_s: float | None, rate: float | None) -> int:
+        """The prefill gate's window, at ``rate`` prompt tokens per second (None: unknown)."""
         budget = self.config.prefill_budget_tokens
-        if tightest_target_s is None:
+        if tightest_target_s is None or rate is None:
             return budget
-        rate = self.prefill_rate()
-        return budget if rate is None else max(1, min(budget, int(rate * tightest_target_s / 2.0)))
+        return max(1, min(budget, int(rate * tightest_target_s / 2.0)))
 
-    def has_elephant(self, tightest_target_s: float) -> bool:
-        """Whether a prompt in prefill takes longer than half of the target."""
-        rate = self.prefill_rate()
-        if rate is None:
-            return False
-        limit = rate * tightest_target_s / 2.0
-        return any(tokens > limit for tokens in self.prefill.values())
+    def has_elephant(self, limit_tokens: float) -> bool:
+        """Whether a prompt longer than this is in prefill."""
+        return any(tokens > limit_tokens for tokens in self.prefill.values())
+
+
+def known_rate(backend: Backend, usable: list[Backend]) -> float | None:
+    """Prefill rate of a backend; the slowest of the others' while its own is unknown."""
+    rate = backend.prefill_rate()
+    if rate is None:
+        rates = [known for other in usable if (known := other.prefill_rate()) is not None]
+        rate = min(rates, default=None)
+    return rate
 
 
 class Gates:
@@ -256,14 +260,15 @@ class Gates:
         target = self.tightest_target_s
         prompt = request.input_tokens
         backlog = backend.prefill_tokens
-        if backlog and backlog + prompt > backend.window_tokens(target):
+        rate = None if target is None else known_rate(backend, usable)
+        if backlog and backlog + prompt > backend.window_tokens(target, rate):
             return Gate.PREFILL
         if target is None:
             return Gate.NONE
-        if len(usable) > 1:
-            rate = backend.prefill_rate()
-            if rate is not None and prompt > rate * target / 2.0:
-                others = sum(1 for other in usable if other is not backend and other.has_elephant(target))
+        if rate is not None and len(usable) > 1:
+            limit = rate * target / 2.0
+            if prompt > limit:
+                others = sum(1 for other in usable if other is not backend and other.has_elephant(limit))
                 if others >= len(usable) - 1:
                     return Gate.PREFILL
         if backend.num_running and backend.ledger.free_blocks - blocks < self.headroom_blocks(backend):

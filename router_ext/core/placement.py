@@ -149,7 +149,7 @@ class Placement:
         if backend.seats + request.num_sequences > config.max_concurrent_requests and backend.releases:
             at_s = max(at_s, backend.releases[0][0])
         if not is_urgent and gates.is_on and backend.prefill_tokens:
-            window = backend.window_tokens(gates.tightest_target_s)
+            window = backend.window_tokens(gates.tightest_target_s, backend.prefill_rate())
             if backend.prefill_tokens + request.input_tokens > window:
                 at_s = max(at_s, now + backend.first_token_s(backend.prefill_tokens))
                 is_kv = False

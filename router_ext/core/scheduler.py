@@ -60,7 +60,8 @@ _REMEMBERED = 1_024
 """Ended requests whose explanation can still be read."""
 
 _REBASE_AT = 2.0**40
-"""Counters are shifted down once the floor exceeds this: doubles still resolve a thousandth of a token there."""
+"""Counters are shifted down at the next change of configuration once the floor exceeds this. Doubles resolve a
+thousandth of a token there, so it may take years longer without harm."""
 
 _FOREVER = float("inf")
 
@@ -304,7 +305,7 @@ class Scheduler:
 
     def _on_backend_changed(self, event: BackendChanged, now: float, actions: list[Action]) -> None:
         backend = self._backends.get(event.backend)
-        if backend is None or backend.is_up == event.is_up:
+        if backend is None or backend.is_retired or backend.is_up == event.is_up:
             return
         backend.is_up = event.is_up
         if not event.is_up:
@@ -314,6 +315,8 @@ class Scheduler:
 
     def _on_reconfigured(self, event: Reconfigured, now: float, actions: list[Action]) -> None:
         self._tiers.replace(event.config.tiers, now)
+        if self._counters.floor_or_last() > _REBASE_AT:
+            self._counters.rebase(list(self._tenants.values()))
         self._policy = self._apply(event.config)
         self._refresh_usable(now)
         self._room.forget_limits()
@@ -672,7 +675,12 @@ class Scheduler:
             if known is None:
                 self._backends[backend_id] = Backend(stated)
             else:
+                rule = (known.block_size, known.config.speculate)
                 known.apply(stated)
+                if rule != (stated.block_size, stated.speculate):
+                    for request in self._requests.values():
+                        if request.backend is known:
+                            known.correct(request, known.blocks(request, request.slice_tokens))
         for backend_id in [b.backend_id for b in self._backends.values() if b.is_retired and not b.ledger.holdings]:
             del self._backends[backend_id]
         for index, backend_id in enumerate(sorted(self._backends)):

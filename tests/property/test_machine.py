@@ -207,6 +207,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.report_failure(name, is_retryable=is_retryable)
 
     def report_failure(self, name: str, *, is_retryable: bool) -> None:
+        is_retryable = is_retryable and self.output[name] < self.specs[name].max_new_tokens
         self.place[name] = "waiting" if is_retryable else "ended"
         prompt = self.specs[name].prompt_tokens + self.output[name]
         self.send(Failed(request_id=RequestId(name), is_retryable=is_retryable, next_prompt_tokens=prompt))

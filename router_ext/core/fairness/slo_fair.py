@@ -155,6 +155,7 @@ class SloFair:
             on_time: list[_Entry] = []
             late: list[_Entry] = []
             on_time_tries = late_tries = _URGENT_TRIES
+            owing = self._owing(now)
             self._unpark(floor)
             try:
                 while True:
@@ -169,6 +170,8 @@ class SloFair:
                     else:
                         break
                     queue = entry[3]
+                    if queue.tenant is owing:
+                        continue
                     head = queue.head
                     assert head is not None
                     yield head, standing
@@ -186,6 +189,17 @@ class SloFair:
                 _restore(self._on_time, on_time)
                 _restore(self._late, late)
         yield from self._in_turn(now, floor)
+
+    def _owing(self, now: float) -> Tenant | None:
+        """The tenant in turn, if its turn belongs to an aged request of a lower tier: its urgent heads stand back.
+
+        Otherwise a tenant alone could starve its own lower tiers for ever, since nothing bounds its urgency then.
+        """
+        tenant = self._keys.top()
+        if tenant is None or tenant.aging_credit < 1.0:
+            return None
+        head = tenant.head(now, self._aging_s)
+        return tenant if head is not None and head.deadline_s is None else None
 
     def _in_turn(self, now: float, floor: float) -> Candidates:
         keys = self._keys
