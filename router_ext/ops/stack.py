@@ -21,8 +21,8 @@ from router_ext.ops.embedded import port_is_free, write_private
 OPERATOR_EMAIL = "operator@fairlane.local"
 
 # Small on purpose: a flood of 500 to 700 token prompts fills this budget with a handful of requests.
-MAX_INPUT_TOKENS = 1_024
 MAX_TOTAL_TOKENS = 1_536
+MAX_INPUT_TOKENS = MAX_TOTAL_TOKENS - 1  # TGI's own default; a smaller one would make long answers impossible to resume
 KV_TOKENS = 4_096
 PREFILL_TOKENS = 512
 BLOCK_SIZE = 16
