@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from router_ext.errors import BodyTooLarge, FairlaneError, RequestRefused, Upstr
 from router_ext.gateway.auth import TIER_HEADER, Identity
 from router_ext.gateway.call import Call
 from router_ext.gateway.continuation import Continuation
-from router_ext.gateway.dialects import Body, decode_body, decode_tokenize, dialect_of, error_response, read_body
+from router_ext.gateway.dialects import decode_body, decode_tokenize, dialect_of, error_response, read_body
 from router_ext.gateway.engine import PoolEngine
 from router_ext.gateway.exchange import EXTENSION, Exchange
 from router_ext.gateway.generation import Dialect, GenerationRequest
@@ -161,28 +161,16 @@ class App:
             )
             engine = self._engine(body.model, identity)
             tier = identity.tier(request.header(TIER_HEADER))
-            limits = engine.limits()
-            generation = decode_body(body, limits)
-            measured = await self._measure(request, engine, generation, body)
+            with _watched(request.exchange):
+                limits = await engine.known_limits()
+                generation = decode_body(body, limits)
+                measured = await measure(engine, generation, body, limits)
             if request.exchange.is_gone:
                 return None
             client = self._begin(request, engine, identity, tier, generation, measured)
             return await client.done
         finally:
             router.request_ended()
-
-    async def _measure(
-        self, request: Request, engine: PoolEngine, generation: GenerationRequest, body: Body
-    ) -> Measured:
-        """Measure, unless the client leaves meanwhile: then this very task is cancelled."""
-        task = asyncio.current_task()
-        assert task is not None
-        exchange = request.exchange
-        exchange.on_gone = partial(_cancel, task)
-        try:
-            return await measure(engine, generation, body, engine.limits())
-        finally:
-            exchange.on_gone = None
 
     def _begin(
         self,
@@ -297,14 +285,9 @@ class App:
         if not engine.backends.up:
             raise engine.no_backend()
         member = await engine.some_member()
-        task = asyncio.current_task()
-        assert task is not None
-        request.exchange.on_gone = partial(_cancel, task)
-        try:
+        with _watched(request.exchange):
             async with engine.large_texts if len(raw) > LARGE_BYTES else contextlib.nullcontext():
                 reply = await member.client.call("POST", "/tokenize", encode_tokenize(inputs))
-        finally:
-            request.exchange.on_gone = None
         if reply.status != 200:
             raise UpstreamFailed("The model server failed to tokenize")
         return Response(status=200, headers=[JSON], body=reply.body)
@@ -379,6 +362,18 @@ def _refusal(error: FairlaneError, dialect: Dialect, request: Request) -> Respon
 
 def _wrong_method(methods: Iterable[str], dialect: Dialect) -> Response:
     return Response(status=405, headers=[(b"allow", ", ".join(sorted(methods)).encode())], body=b"")
+
+
+@contextlib.contextmanager
+def _watched(exchange: Exchange) -> Iterator[None]:
+    """Cancel the task that runs the block as soon as its client leaves."""
+    task = asyncio.current_task()
+    assert task is not None
+    exchange.on_gone = partial(_cancel, task)
+    try:
+        yield
+    finally:
+        exchange.on_gone = None
 
 
 def _cancel(task: asyncio.Task[Any]) -> None:

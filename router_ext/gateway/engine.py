@@ -14,6 +14,7 @@ Tokens are counted per loop turn: one ``Progressed`` per request and turn, and a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from collections import deque
@@ -66,6 +67,9 @@ T = TypeVar("T")
 ATTEMPTS = 3
 """Backends asked before a short call fails."""
 
+WARM_UP_S = 5.0
+"""How long after the start of the process requests wait for backends nobody has asked yet."""
+
 PROBE_TEXT = "Zażółć gęślą jaźń — 12 345 tokens, \t tabs,\n\nnew lines and 😀."
 """What a pool's tokenizer file must split as its backends do before it is believed."""
 
@@ -107,6 +111,7 @@ class PoolEngine:
         make_client: Callable[[BackendRecord], Backend],
     ) -> None:
         self.loop = asyncio.get_running_loop()
+        self._started_s = self.loop.time()
         self.record = record
         self.name = record.name
         self.settings = settings
@@ -262,6 +267,19 @@ class PoolEngine:
                 max(infos, key=lambda info: (info.max_total_tokens, info.max_input_tokens))
             )
         return self._limits
+
+    async def known_limits(self) -> ModelLimits:
+        """``limits``; right after the start of the process, once the first backend has told them.
+
+        Raises:
+            NoBackend: nobody has, though there was time.
+        """
+        if self._limits is None and not any(member.info for member in self.backends.members.values()):
+            grace_s = min(WARM_UP_S, self.config.backend_wait_s) - (self.loop.time() - self._started_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(grace_s, 0.0)):
+                    await self._up.wait()
+        return self.limits()
 
     @property
     def model_id(self) -> str:

@@ -299,12 +299,14 @@ class RouterServer(uvicorn.Server):
     """uvicorn's server whose first SIGTERM or SIGINT asks the router to drain, and whose second ends it.
 
     ``on_drain`` is called on the event loop; the router calls ``finish`` when the last stream has ended or the limit
-    is over. Until then the port stays open: readiness says no, and new requests are refused with a reason.
+    is over. Until then a port of our own stays open: readiness says no, and new requests are refused with a reason. A
+    listening socket that a supervisor owns is let go at once, so that new connections wait for the next process.
     """
 
-    def __init__(self, config: uvicorn.Config, on_drain: Callable[[], None] | None) -> None:
+    def __init__(self, config: uvicorn.Config, on_drain: Callable[[], None] | None, *, is_handed_down: bool) -> None:
         super().__init__(config)
         self._on_drain = on_drain
+        self._is_handed_down = is_handed_down
         self._is_draining = False
         self._loop = asyncio.get_running_loop()
 
@@ -326,6 +328,12 @@ class RouterServer(uvicorn.Server):
             self.should_exit = self.force_exit = True
             return
         self._is_draining = True
+        if self._is_handed_down:
+            for server in self.servers:
+                server.close()
+        for connection in list(self.server_state.connections):
+            # Ends idle connections, and busy ones after their answer.
+            connection.shutdown()
         if self._on_drain is not None:
             self._on_drain()
 
@@ -350,4 +358,5 @@ def make_server(app: Any, settings: RouterSettings, *, on_drain: Callable[[], No
         timeout_graceful_shutdown=5,
         backlog=4_096,
     )
-    return RouterServer(config, on_drain)
+    is_handed_down = on_drain is not None and settings.listen_fd is not None
+    return RouterServer(config, on_drain, is_handed_down=is_handed_down)

@@ -180,14 +180,19 @@ def router(
     environment: Mapping[str, str] | None = None,
     arguments: Sequence[str] = (),
     is_awaited: bool = True,
+    descriptors: Sequence[int] = (),
 ) -> Iterator[RouterProcess]:
-    """Start ``fairlane router`` on a snapshot file and wait until it is ready (``is_awaited``)."""
+    """Start ``fairlane router`` on a snapshot file and wait until it is ready (``is_awaited``).
+
+    Args:
+        descriptors: open files that the router inherits.
+    """
     with contextlib.ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fairlane-router-")))
         folder = directory or root / "state"
         snapshot_file = root / "snapshot.json"
         write_snapshot(snapshot_file, setup.snapshot())
-        port, admin_port = free_port(), free_port()
+        port, admin_port = int((environment or {}).get("FAIRLANE_ROUTER_PORT", free_port())), free_port()
         token = secrets.token_hex(16)
         log = root / "log"
         with log.open("wb") as sink:
@@ -206,6 +211,7 @@ def router(
                 },
                 stdout=sink,
                 stderr=sink,
+                pass_fds=descriptors,
             )
         running = RouterProcess(port, admin_port, token, folder, snapshot_file, setup, process, log)
         try:

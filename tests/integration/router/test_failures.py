@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 from support.exchange import Wire, call, events
 from support.modelserver import free_port, model_server
 from support.routers import RouterProcess, Setup, backend, router, write_snapshot
@@ -243,6 +246,38 @@ def test_sigterm_lets_streams_finish_and_refuses_new_requests() -> None:
         assert [e.output_tokens for e in tenant.events()] == [60] * 20
 
 
+def test_a_restart_behind_one_socket_loses_no_connection(tmp_path: Path) -> None:
+    """A supervisor owns the socket: while the old process drains, new connections are the next one's."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+    port = listener.getsockname()[1]
+    os.set_inheritable(listener.fileno(), True)
+    handed = {"FAIRLANE_ROUTER_LISTEN_FD": str(listener.fileno()), "FAIRLANE_ROUTER_PORT": str(port)}
+    with listener, model_server(*FLAGS) as server:
+        setup = Setup(backends=[backend(server.port)])
+        with router(setup, environment=handed, descriptors=(listener.fileno(),)) as old:
+            tenant = new_tenant(old)
+            stream = Wire(port)
+            stream.send("POST", "/generate_stream", BODY, headers=tenant.headers)
+            stream.head()
+            old.process.send_signal(signal.SIGTERM)
+            answers: list[Any] = []
+
+            def ask() -> None:
+                answers.append(whole(port, "/generate_stream", BODY, tenant.headers))
+
+            threads = [threading.Thread(target=ask) for _ in range(8)]
+            old.wait(lambda: "router.draining" in old.log.read_text())
+            for thread in threads:
+                thread.start()
+            with router(setup, environment=handed, descriptors=(listener.fileno(),)):
+                assert len(events(b"".join(stream.chunks()))) == 60
+                stream.close()
+                for thread in threads:
+                    thread.join(30)
+            assert [len(answer) for answer in answers] == [60] * 8
+            assert old.process.wait(20) == 0
+
+
 def test_the_drain_limit_ends_the_rest_with_an_error() -> None:
     environment = {"FAIRLANE_ROUTER_DRAIN_LIMIT_S": "0.3"}
     with (
@@ -307,8 +342,21 @@ def test_a_bad_snapshot_is_refused_and_the_last_good_one_serves() -> None:
             assert len(found[1]) == 60
 
 
-def test_a_busy_port_is_named() -> None:
+def test_a_busy_port_is_named(tmp_path: Path) -> None:
     with model_server(*FLAGS) as server, router(Setup(backends=[backend(server.port)])) as running:
-        busy = {"FAIRLANE_ROUTER_PORT": str(running.port)}
-        with pytest.raises(RuntimeError, match="is busy"), router(running.setup, environment=busy):
-            pass
+        environment = {
+            "FAIRLANE_ROUTER_PORT": str(running.port),
+            "FAIRLANE_ROUTER_DIR": str(tmp_path),
+            "FAIRLANE_ROUTER_SNAPSHOT_FILE": str(running.snapshot_file),
+            "FAIRLANE_KEY_PEPPER": "ab" * 32,
+        }
+        second = subprocess.run(
+            [sys.executable, "-m", "router_ext.cli", "router"],
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert second.returncode == 1
+    assert f"port {running.port} on 127.0.0.1 is busy" in second.stderr
