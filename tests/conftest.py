@@ -38,6 +38,8 @@ def pytest_configure(config: pytest.Config) -> None:
             os.environ["REDIS_URL"] = os.environ["REDIS_URL"].rpartition("/")[0] + f"/{number}"
     else:
         _start_missing_servers(config, folder)
+    if config.getoption("numprocesses", None):
+        return  # Workers that inherit the name of the settings would read them before they have their own Valkey.
     os.environ["DJANGO_SETTINGS_MODULE"] = "controlplane.settings"
     import django
 

@@ -181,8 +181,20 @@ def newest_digest() -> str:
     return newest.digest
 
 
-def subscribers() -> int:
-    return int(valkey().pubsub_numsub("fairlane:revision")[0][1])
+def looks_at_revisions() -> set[Any]:
+    """When other processes' sessions on this database last looked for the newest revision."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT query_start FROM pg_stat_activity WHERE datname = current_database() "
+            "AND pid <> pg_backend_pid() AND query LIKE '%%FROM \"rollout_revision\"%%'"
+        )
+        return {start for (start,) in cursor.fetchall()}
+
+
+def wait_until_watched() -> None:
+    """A poll looks once itself, and again when it ends; a third look is the watcher's, on behalf of who waits."""
+    looks: set[Any] = set()
+    wait_for(lambda: looks.update(looks_at_revisions()) or len(looks) >= 3, what="the watcher looking")
 
 
 def test_a_change_ends_every_waiting_poll_and_waiting_holds_no_connection(running_site: Site, system: Actor) -> None:
@@ -192,7 +204,7 @@ def test_a_change_ends_every_waiting_poll_and_waiting_holds_no_connection(runnin
     headers = router_headers(system)
     url = running_site(FAIRLANE_DB_POOL_SIZE="2", FAIRLANE_CONSOLE_THREADS="40")
     polls = [LongPoll(url, headers, newest_digest()) for _ in range(30)]
-    wait_for(lambda: subscribers() == 1, what="the site's watcher being subscribed")
+    wait_until_watched()
     for _ in range(5):
         link = http.client.HTTPConnection(urlsplit(url).netloc, timeout=10)
         link.request("GET", "/readyz")
@@ -213,9 +225,7 @@ def test_without_valkey_a_change_is_still_seen_in_time(running_site: Site, syste
     headers = router_headers(system)
     url = running_site(REDIS_URL="redis://127.0.0.1:1/0")
     poll = LongPoll(url, headers, newest_digest())
-    looks: set[Any] = set()
-    # The poll itself looks once and again when it ends; a third look is the watcher's, on behalf of the waiting poll.
-    wait_for(lambda: looks.update(looks_at_revisions()) or len(looks) >= 3, what="the watcher looking")
+    wait_until_watched()
     assert poll.is_alive()
     changed_at = time.monotonic()
     update_tenant(actor=system, tenant_id=tenant.id, weight=7.0)
@@ -223,16 +233,6 @@ def test_without_valkey_a_change_is_still_seen_in_time(running_site: Site, syste
     assert poll.status == 200
     assert [t.weight for t in poll.snapshot.tenants] == [7.0]
     assert poll.answered_at - changed_at < VISIBLE_WITHIN_S
-
-
-def looks_at_revisions() -> set[Any]:
-    """When other processes' sessions on this database last looked for the newest revision."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT query_start FROM pg_stat_activity WHERE datname = current_database() "
-            "AND pid <> pg_backend_pid() AND query LIKE '%%FROM \"rollout_revision\"%%'"
-        )
-        return {start for (start,) in cursor.fetchall()}
 
 
 def test_a_poll_without_news_ends_with_304_in_time(running_site: Site, system: Actor) -> None:
@@ -251,7 +251,7 @@ def test_a_site_that_is_stopped_lets_waiting_routers_go_at_once(running_site: Si
     headers = router_headers(system)
     site = running_site()
     poll = LongPoll(site, headers, newest_digest())
-    wait_for(lambda: subscribers() == 1, what="the poll waiting")
+    wait_until_watched()
     begun = time.monotonic()
     running_site.stop()
     poll.join(1)
