@@ -80,7 +80,6 @@ TEMPLATES = [
 
 DATABASES = {"default": ENVIRONMENT.database()}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
-CACHES = {"default": {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": REDIS_URL}}
 
 AUTH_USER_MODEL = "accounts.User"
 PASSWORD_HASHERS = [

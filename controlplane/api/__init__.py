@@ -1,0 +1,1 @@
+"""REST for operators: ``/api/v1``, and the demo that the one-command start lays down."""

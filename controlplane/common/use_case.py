@@ -21,7 +21,6 @@ class _Frame(threading.local):
     depth = 0
     is_config_changed = False
     reasons: tuple[str, ...] = ()
-    actor: Actor | None = None
 
 
 _frame = _Frame()
@@ -62,8 +61,6 @@ def use_case(*, scope: Scope | None = Scope.WRITE) -> Callable[[Callable[P, R]],
             try:
                 with transaction.atomic():
                     _frame.depth += 1
-                    if is_outermost:
-                        _frame.actor = actor
                     result = function(*args, **kwargs)
                     if is_outermost and _frame.is_config_changed:
                         for publisher in _publishers:
@@ -71,7 +68,7 @@ def use_case(*, scope: Scope | None = Scope.WRITE) -> Callable[[Callable[P, R]],
                     return result
             finally:
                 if is_outermost:
-                    _frame.depth, _frame.is_config_changed, _frame.reasons, _frame.actor = 0, False, (), None
+                    _frame.depth, _frame.is_config_changed, _frame.reasons = 0, False, ()
                 else:
                     _frame.depth -= 1
 

@@ -1,0 +1,1 @@
+"""Tenant keys: issued once, kept as a digest, revoked for good."""

@@ -1,0 +1,1 @@
+"""Tenants: who shares the platform, by which weight, in which tiers."""

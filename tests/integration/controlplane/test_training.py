@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -15,8 +16,9 @@ import msgspec
 import pytest
 from django.db import IntegrityError, connection, transaction
 
+from controlplane.accounts.actions import issue_token
 from controlplane.audit.models import AuditEntry
-from controlplane.common.actor import Actor
+from controlplane.common.actor import Actor, system_actor
 from controlplane.common.clock import to_us, utc_now
 from controlplane.common.errors import Conflict
 from controlplane.fleet.models import Pool
@@ -28,7 +30,16 @@ from controlplane.training.models import Artifact, Job, JobState
 from controlplane.usage.ingest import decode_batch, ingest
 from router_ext.predict.baseline import Baseline
 from router_ext.wire.controlplane import ConfigSnapshot
-from tests.support.control_plane import ApiClient, database_environment, make_pool, usage_body, usage_event, wait_for
+from tests.support.control_plane import (
+    ApiClient,
+    Site,
+    database_environment,
+    make_pool,
+    make_user,
+    usage_body,
+    usage_event,
+    wait_for,
+)
 
 
 def book_answers(pool: Pool, *lengths: int, key: str = "key_a", tenant: str = "ten_a") -> None:
@@ -248,3 +259,16 @@ def elsewhere(task: Any) -> Any:
 
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(run).result(30)
+
+
+def test_without_a_broker_a_job_is_queued_all_the_same(running_site: Site) -> None:
+    _, token = issue_token(actor=system_actor("test"), user=make_user(), name="t", scopes=["admin.write"])
+    url = running_site(REDIS_URL="redis://127.0.0.1:1/0")
+    request = urllib.request.Request(
+        f"{url}/api/v1/training-jobs",
+        data=b"{}",
+        headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        assert answer.status == 201
+    assert Job.objects.get().state == JobState.QUEUED
