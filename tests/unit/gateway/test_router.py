@@ -1,0 +1,297 @@
+"""One router in the process, on a scripted backend: snapshots, predictors, refusals, books."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from support.routers import Setup, backend, write_snapshot
+
+from router_ext.backends.fake import Ending, FakeBackend, Script
+from router_ext.errors import ArtifactRefused, SnapshotRefused
+from router_ext.gateway.app import App
+from router_ext.gateway.exchange import EXTENSION, Exchange
+from router_ext.gateway.lifespan import Router
+from router_ext.predict.baseline import LengthSample, build_baseline
+from router_ext.settings import RouterSettings
+from router_ext.wire.controlplane import ArtifactRecord, ConfigSnapshot
+
+INFO = b'{"model_id":"m","max_input_tokens":4095,"max_total_tokens":4096}'
+
+
+def stream(count: int, *, ending: Ending = Ending.CLEAN) -> Script:
+    """A stream of ``count`` tokens; without its final event if it does not end."""
+    pieces = []
+    for index in range(1, count + 1):
+        is_last = index == count and ending is Ending.CLEAN
+        event: dict[str, Any] = {
+            "index": index,
+            "token": {"id": 100 + index, "text": f" t{index}", "logprob": -0.5, "special": False},
+            "generated_text": None,
+            "details": None,
+        }
+        if is_last:
+            event["generated_text"] = "".join(f" t{i}" for i in range(1, count + 1))
+            event["details"] = {"finish_reason": "length", "generated_tokens": count, "seed": None, "input_length": 3}
+        pieces.append(b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n")
+    return Script(pieces=tuple(pieces), ending=ending)
+
+
+class World:
+    """The backend's script, and the router on it."""
+
+    def __init__(self) -> None:
+        self.generation = stream(5)
+        self.cut = Script(pieces=(b"[]",))
+        self.setup = Setup(backends=[backend(1)])
+        self.key = self.setup.key("alice")
+        self.router: Router
+        self.app: App
+        self.client: FakeBackend
+
+    def play(self, path: str, body: bytes) -> Script:
+        if path == "/info":
+            return Script(pieces=(INFO,))
+        if path == "/tokenize" and b" t1" in body:
+            # A slice's end is being looked for.
+            return self.cut
+        if path == "/tokenize":
+            return Script(pieces=(b"[]" if b'""' in body else b'[{"id":1},{"id":2},{"id":3}]',))
+        if path == "/chat_tokenize":
+            return Script(status=422, pieces=(b'{"error":"Template error: none","error_type":"template_error"}',))
+        return self.generation if path == "/generate_stream" else Script()
+
+    def make_client(self, record: Any) -> FakeBackend:
+        self.client = FakeBackend(self.play)
+        return self.client
+
+
+class Peer:
+    """A client: its transport, uvicorn's cycle, and what it received."""
+
+    def __init__(self, world: World, path: str, body: Any) -> None:
+        self.data = b""
+        self.status = 0
+        self.is_closed = False
+        self.response_started = self.response_complete = self.disconnected = False
+        self.keep_alive = True
+        self.waiting_for_100_continue = False
+        self.chunked_encoding: bool | None = None
+        self.default_headers: list[tuple[bytes, bytes]] = []
+        self.message_event = asyncio.Event()
+        self.exchange = Exchange(self, self, has_chunks=False)
+        raw = json.dumps(body).encode()
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": raw, "more_body": False}
+
+        async def send(message: Any) -> None:
+            self.status = message.get("status", self.status)
+            self.data += message.get("body", b"")
+
+        scope = {
+            "type": "http",
+            "path": path,
+            "method": "POST",
+            "headers": [(b"authorization", b"Bearer " + world.key.encode()), (b"content-type", b"application/json")],
+            "extensions": {EXTENSION: self.exchange},
+        }
+        self.task = asyncio.create_task(world.app(scope, receive, send))
+
+    def write(self, data: bytes) -> None:
+        self.data += data
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    abort = close
+
+    def on_response(self) -> None:
+        return
+
+    async def wait(self) -> bytes:
+        async with asyncio.timeout(5):
+            await self.task
+        return self.data
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    async with running(tmp_path) as made:
+        yield made
+
+
+@contextlib.asynccontextmanager
+async def running(tmp_path: Path) -> AsyncIterator[World]:
+    made = World()
+    path = tmp_path / "snapshot.json"
+    write_snapshot(path, made.setup.snapshot())
+    settings = RouterSettings(
+        key_pepper=made.setup.pepper.hex(), dir=tmp_path / "state", snapshot_file=path, controlplane_url=""
+    )
+    router = Router(settings)
+    router._make_client = made.make_client  # type: ignore[method-assign]
+    async with router.running():
+        made.router, made.app = router, App(router)
+        await router.engines["pol_main"].wait_up()
+        yield made
+
+
+BODY = {"inputs": "a b c", "parameters": {"max_new_tokens": 5, "details": True}}
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - what is awaited has no event
+            await asyncio.sleep(0.001)
+
+
+async def test_a_stream_is_forwarded_byte_for_byte(world: World) -> None:
+    answer = await Peer(world, "/generate_stream", BODY).wait()
+    assert answer.split(b"\r\n\r\n", 1)[1] == b"".join(world.generation.pieces)
+
+
+async def test_every_byte_is_booked_before_it_is_written(world: World) -> None:
+    """A kill at any write finds at least as many tokens in the books as the client has been given."""
+    written: list[tuple[int, int]] = []
+    peer = Peer(world, "/generate_stream", BODY)
+    plain = peer.write
+
+    def write(data: bytes) -> None:
+        plain(data)
+        (call,) = world.router.engines["pol_main"].calls or [None]
+        if call is not None:
+            written.append((peer.data.count(b"data: "), call.slot.words[2]))
+
+    peer.write = write  # type: ignore[method-assign]
+    await peer.wait()
+    assert written
+    assert all(booked >= given for given, booked in written)
+
+
+async def test_a_predictor_is_loaded_and_used(world: World) -> None:
+    engine = world.router.engines["pol_main"]
+    rows = [LengthSample("key_x", "ten_alice", "pol_main", 40, True)] * 30
+    data = build_baseline(rows, built_at_us=1)
+    record = ArtifactRecord(artifact="art_1", digest="d1", kind="baseline")
+    await world.router.load_artifact("pol_main", record, data)
+    assert engine.predictor.predict("key_x", "ten_alice", "pol_main").median == 40
+    await Peer(world, "/generate_stream", BODY).wait()
+    batch = world.router.ledger.read_batch()
+    assert batch is not None
+    event = json.loads(batch.payloads[-1])
+    assert (event["predicted_tokens"], event["predictor"]) == (40, "d1")
+    with pytest.raises(ArtifactRefused):
+        await world.router.load_artifact("pol_main", record, data[: len(data) // 2])
+    with pytest.raises(ArtifactRefused):
+        await world.router.load_artifact("pol_main", ArtifactRecord(artifact="a", digest="d2", kind="torch"), data)
+    assert engine.predictor_digest == "d1"
+
+
+def changed(world: World, **fields: Any) -> ConfigSnapshot:
+    return msgspec.structs.replace(world.setup.snapshot(), **fields)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("scheduling", {"policy": "lottery"}, "unknown policy 'lottery'"),
+        ("scheduling", {"w_output": -1}, "w_output"),
+        ("aliases", ["other"], "two pools answer to 'other'"),
+    ],
+)
+async def test_a_bad_snapshot_changes_nothing(world: World, field: str, value: Any, reason: str) -> None:
+    good = world.setup.snapshot()
+    other = msgspec.structs.replace(good.pools[0], pool="pol_other", name="other", aliases=[])
+    pools = [msgspec.structs.replace(good.pools[0], **{field: value}), other]
+    before = world.router.directory
+    with pytest.raises(SnapshotRefused, match=reason):
+        await world.router.apply(msgspec.structs.replace(good, pools=pools))
+    assert world.router.directory is before
+    assert list(world.router.engines) == ["pol_main"]
+    assert (await Peer(world, "/generate_stream", BODY).wait()).count(b"data: ") == 5
+
+
+async def test_a_backend_without_an_address_is_refused(world: World) -> None:
+    world.setup.backends = [msgspec.structs.replace(world.setup.backends[0], url="localhost:3000")]
+    with pytest.raises(SnapshotRefused, match="is no http"):
+        await world.router.apply(world.setup.snapshot())
+
+
+async def test_a_pool_that_is_removed_ends_its_requests_with_a_reason(world: World) -> None:
+    world.generation = stream(3, ending=Ending.HANG)
+    peer = Peer(world, "/generate_stream", BODY)
+    await until(lambda: peer.data.count(b"data: ") == 3)
+    await world.router.apply(changed(world, pools=[]))
+    answer = await peer.wait()
+    assert b'"error":"This model is not served any more."' in answer
+    assert not world.client.streams
+    late = Peer(world, "/generate_stream", BODY)
+    await late.wait()
+    assert late.status == 404
+
+
+async def test_a_stream_that_hangs_is_ended_by_the_clock(world: World) -> None:
+    world.generation = stream(3, ending=Ending.HANG)
+    peer = Peer(world, "/generate_stream", BODY)
+    await until(lambda: peer.data.count(b"data: ") == 3)
+    engine = world.router.engines["pol_main"]
+    for call in engine.calls:
+        call.arrived_s -= 10_000
+    engine.end_overdue()
+    assert b'"error":"The request took too long."' in await peer.wait()
+    assert not world.client.streams
+    assert engine.stats().running == 0
+
+
+@pytest.mark.parametrize("moment", ["queued", "running", "cutting"])
+async def test_a_client_that_leaves_frees_everything_in_the_same_turn(world: World, moment: str) -> None:
+    engine = world.router.engines["pol_main"]
+    if moment == "queued":
+        world.setup.backends = [msgspec.structs.replace(world.setup.backends[0], is_cordoned=True)]
+        await world.router.apply(world.setup.snapshot())
+    elif moment == "cutting":
+        world.setup.scheduling = {"max_slice_tokens": 5, "min_slice_tokens": 5}
+        await world.router.apply(world.setup.snapshot())
+        world.cut = Script(ending=Ending.HANG)
+    world.generation = stream(5) if moment == "cutting" else stream(3, ending=Ending.HANG)
+    body = {"inputs": "a b c", "parameters": {"max_new_tokens": 50}}
+    peer = Peer(world, "/generate_stream", body)
+    if moment == "queued":
+        await until(lambda: engine.stats().queued == 1)
+    elif moment == "running":
+        await until(lambda: peer.data.count(b"data: ") == 3)
+    else:
+        await until(lambda: any(g.step.value == "cutting" for g in engine._generations.values()))
+    peer.exchange.connection_lost()
+    assert not world.client.streams
+    assert not engine._generations
+    assert not engine.calls
+    assert (engine.stats().running, engine.stats().queued) == (0, 0)
+    await peer.wait()
+
+
+async def test_the_state_of_the_router_is_complete_and_lawful(world: World) -> None:
+    peers = [Peer(world, "/generate_stream", BODY) for _ in range(20)]
+    for peer in peers:
+        assert (await peer.wait()).count(b"data: ") == 5
+    engine = world.router.engines["pol_main"]
+    assert engine.scheduler.audit() == []
+    heartbeat = world.router.heartbeat()
+    (pool,) = heartbeat.pools
+    assert (pool.running, pool.policy, heartbeat.applied_revision) == (0, "slo-fair", 1)
+    assert pool.tenants[0].output_tokens_total == 100
+    assert pool.backends[0].state == "up"
+    assert heartbeat.spool_events == 20
+    page = world.router.metrics.page().decode()
+    assert 'fairlane_output_tokens_total{model="main",tier="standard"} 100.0' in page
+    assert "ten_alice" not in page
