@@ -106,7 +106,7 @@ class PoolEngine:
         settings: RouterSettings,
         ledger: Ledger,
         metrics: Metrics,
-        spawn: Callable[[Coroutine[Any, Any, None]], Any],
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         executor: Executor,
         make_client: Callable[[BackendRecord], Backend],
     ) -> None:
@@ -138,6 +138,7 @@ class PoolEngine:
         self.executor = executor
         self.large_texts = asyncio.Semaphore(1)
         self._generations: dict[RequestId, Scheduled] = {}
+        self._cuts: dict[RequestId, asyncio.Task[None]] = {}
         self._inbox: deque[Event] = deque()
         self._is_draining_inbox = False
         self._progress: dict[Scheduled, int] = {}
@@ -362,6 +363,9 @@ class PoolEngine:
     def forget(self, generation: Scheduled) -> None:
         """A request has ended."""
         self._generations.pop(generation.request_id, None)
+        task = self._cuts.get(generation.request_id)
+        if task is not None and task is not asyncio.current_task(self.loop):
+            task.cancel()
 
     def upstream_failed(self, member: Member, error: FairlaneError) -> None:
         """A stream of this backend broke."""
@@ -423,7 +427,9 @@ class PoolEngine:
     def spawn_cut(self, generation: TextGeneration, *, failure: FairlaneError | None) -> None:
         """Choose where the slice ends, off the loop; the generation goes on when that is known."""
         generation.step = Step.CUTTING
-        self._spawn(self._cut(generation, failure))
+        task = self._spawn(self._cut(generation, failure))
+        self._cuts[generation.request_id] = task
+        task.add_done_callback(lambda _: self._cuts.pop(generation.request_id, None))
 
     async def _cut(self, generation: TextGeneration, failure: FairlaneError | None) -> None:
         flow = generation.flow
@@ -581,6 +587,9 @@ class PoolEngine:
             call.fail(error)
 
     def close(self) -> None:
+        """Stop what would outlive the engine; running requests have been ended."""
+        for task in self._cuts.values():
+            task.cancel()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
