@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from router_ext.gateway.engine import PoolEngine
 
 MAX_EXPLANATION = 16
-"""Reasons kept per request: the first ones tell why it waited, the last one is replaced."""
+"""Reasons kept per request; the first ones tell why it waited."""
 
 
 class Generation(Protocol):

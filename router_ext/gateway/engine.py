@@ -33,7 +33,6 @@ from router_ext.core.events import (
     BackendChanged,
     Cancelled,
     Event,
-    Failed,
     Progressed,
     Reconfigured,
     RequestSpec,
@@ -43,7 +42,7 @@ from router_ext.core.ids import RequestId
 from router_ext.core.scheduler import Scheduler
 from router_ext.core.snapshot import PoolStats
 from router_ext.errors import FairlaneError, NoBackend, QueueRefused, RequestRefused, UpstreamFailed
-from router_ext.gateway.call import Call
+from router_ext.gateway.call import MAX_EXPLANATION, Call
 from router_ext.gateway.configure import pool_config
 from router_ext.gateway.cuts import CutDecision, CutJob, TextTokenizer, choose_cut, cut_unchecked, search_cut
 from router_ext.gateway.encoders import AnswerContext
@@ -67,6 +66,9 @@ T = TypeVar("T")
 ATTEMPTS = 3
 """Backends asked before a short call fails."""
 
+EXPLAINED_S = 1.0
+"""A wait from here on is explained in the books."""
+
 WARM_UP_S = 5.0
 """How long after the start of the process requests wait for backends nobody has asked yet."""
 
@@ -83,6 +85,7 @@ class Scheduled(Protocol):
     step: Step
 
     def dispatch(self, action: Dispatch, member: Member) -> None: ...
+    def undispatched(self) -> None: ...
     def expired(self, error: FairlaneError) -> None: ...
     def refused(self, error: FairlaneError) -> None: ...
     def end_with(self, error: FairlaneError) -> None: ...
@@ -394,7 +397,7 @@ class PoolEngine:
         if isinstance(action, Dispatch):
             member = self.backends.members.get(action.backend)
             if member is None:
-                self.report(generation, Failed(request_id=action.request_id, is_retryable=True))
+                generation.undispatched()
                 return
             generation.dispatch(action, member)
         elif isinstance(action, Reject):
@@ -541,12 +544,20 @@ class PoolEngine:
             resume_class=call.resume_class,
             backends=call.backends,
             error_code=code,
-            explanation=call.explanation,
+            explanation=self._explain(call, outcome, now),
         )
         sums = self.tenant_tokens.setdefault(call.identity.tenant, [0, 0])
         sums[0] += call.prompt_tokens if call.first_token_s is not None else 0
         sums[1] += call.output_tokens
         self._observe(call, outcome, code, now)
+
+    def _explain(self, call: Call, outcome: str, now: float) -> list[str]:
+        """Why a request waited or ended badly; nothing for the many that did neither, to keep the books narrow."""
+        waited_s = (now if call.dispatched_s is None else call.dispatched_s) - call.validated_s
+        if outcome == "completed" and waited_s < EXPLAINED_S and len(call.backends) < 2:
+            return []
+        waits = self.scheduler.explain(RequestId(call.slot.start.event))
+        return [*waits, *call.explanation][:MAX_EXPLANATION]
 
     def _observe(self, call: Call, outcome: str, code: str | None, now: float) -> None:
         seen = self._observers.get(call.tier)

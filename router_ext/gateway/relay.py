@@ -100,6 +100,13 @@ class WholeGeneration:
         self.step = Step.ENDED
         self.call.refuse(error)
 
+    def undispatched(self) -> None:
+        """The backend chosen is gone from the configuration: queue again, nothing was sent."""
+        self._engine.report(
+            self,
+            Failed(request_id=self.request_id, is_retryable=True, next_prompt_tokens=self.spec.prompt_tokens),
+        )
+
     def pause(self) -> None:
         if self._handle is not None:
             self._handle.pause_reading()
@@ -123,11 +130,14 @@ class WholeGeneration:
             return
         relay = self._relay
         before = relay.output_tokens
+        parts: list[bytes] = []
+        nonsense: Exception | None = None
         try:
-            out = b"".join(map(relay.feed, self._parser.feed(data)))
+            for payload in self._parser.feed(data):
+                parts.append(relay.feed(payload))  # noqa: PERF401 - what came before nonsense still counts
         except (BadUpstreamAnswer, SseError) as error:
-            self._broken(UpstreamFailed(f"The backend sent something that is not a stream of TGI ({error})"))
-            return
+            nonsense = error
+        out = b"".join(parts)
         arrived = relay.output_tokens - before
         if arrived > 0:
             self._engine.progressed(self, arrived)
@@ -139,7 +149,9 @@ class WholeGeneration:
             if not call.client.has_begun:
                 call.client.begin([*relayed_headers(self._headers), *self._engine.answer_headers(call)])
             call.client.write(out)
-        if relay.error is not None:
+        if nonsense is not None:
+            self._broken(UpstreamFailed(f"The backend sent something that is not a stream of TGI ({nonsense})"))
+        elif relay.error is not None:
             self._refused_upstream(relay.error)
 
     def on_end(self, error: UpstreamFailed | None) -> None:

@@ -332,8 +332,10 @@ class RouterServer(uvicorn.Server):
             for server in self.servers:
                 server.close()
         for connection in list(self.server_state.connections):
-            # Ends idle connections, and busy ones after their answer.
-            connection.shutdown()
+            # Ends idle connections, and busy ones after their answer; one whose first request is still on its way gets
+            # its answer.
+            if getattr(connection, "cycle", None) is not None:
+                connection.shutdown()
         if self._on_drain is not None:
             self._on_drain()
 

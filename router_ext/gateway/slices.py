@@ -23,7 +23,7 @@ from router_ext.gateway.encoders import encoder_for
 from router_ext.gateway.generation import ResumeClass
 from router_ext.gateway.refusals import refusal_of
 from router_ext.wire.sse import SseError, SseParser
-from router_ext.wire.tgi import BadUpstreamAnswer, ErrorKind, StreamEvent, UpstreamError, decode_error
+from router_ext.wire.tgi import ErrorKind, StreamEvent, UpstreamError, decode_error
 
 if TYPE_CHECKING:
     from router_ext.gateway.engine import Member, PoolEngine
@@ -120,6 +120,13 @@ class TextGeneration:
         self.step = Step.ENDED
         self.call.refuse(error)
 
+    def undispatched(self) -> None:
+        """The backend chosen is gone from the configuration: queue again, nothing was sent."""
+        self._engine.report(
+            self,
+            Failed(request_id=self.request_id, is_retryable=True, next_prompt_tokens=self.flow.next_prompt_tokens),
+        )
+
     def pause(self) -> None:
         if self._handle is not None:
             self._handle.pause_reading()
@@ -159,7 +166,7 @@ class TextGeneration:
                     shown += flow.feed(payload)
                     if flow.phase is not Phase.RUNNING:
                         break
-        except (BadUpstreamAnswer, SseError) as error:
+        except SseError as error:
             self._broken(UpstreamFailed(f"The backend sent something that is not a stream of TGI ({error})"))
             return
         self._engine.progressed(self, flow.received_tokens - received)
