@@ -9,4 +9,4 @@ os.environ.update(
     FAIRLANE_KEY_PEPPER="00" * 32,
 )
 
-from controlplane.settings import *  # noqa: E402, F403 (the environment comes first; settings are their module's names)
+from controlplane.settings import *  # noqa: F403 (the environment comes first; settings are their module's names)
