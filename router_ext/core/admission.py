@@ -168,9 +168,9 @@ class Backend:
     # --- estimates -----------------------------------------------------------------------------------------------
 
     def step_s(self) -> float:
-        """Seconds per token of a running request, at the present load."""
+        """Seconds per token of a running request, at the present load (of one request, if there is none)."""
         line = self.step_fit.line()
-        return _DEFAULT_STEP_S if line is None else line[0] + line[1] * self.num_running
+        return _DEFAULT_STEP_S if line is None else line[0] + line[1] * (self.num_running or 1)
 
     def first_token_s(self, prompt_tokens: int) -> float:
         """Seconds from dispatch to first token with so many prompt tokens to process, own ones included."""
@@ -191,7 +191,8 @@ class Backend:
                 if ticket == request.ticket:
                     break
             return _LAG_MARGIN * self.first_token_s(ahead)
-        return _LAG_MARGIN * self.step_s()
+        # The step in flight may be one that carries a long prompt: never count on less than the mean.
+        return _LAG_MARGIN * max(self.step_s(), self.step_fit.mean() or 0.0)
 
     # --- gates ---------------------------------------------------------------------------------------------------
 

@@ -38,6 +38,10 @@ class LinearFit:
             self._line = self._solve()
         return self._line
 
+    def mean(self) -> float | None:
+        """Mean of the recent observations."""
+        return self._sy / self._n if self.count else None
+
     def _solve(self) -> tuple[float, float]:
         n, sx, sy = self._n, self._sx, self._sy
         spread = n * self._sxx - sx * sx

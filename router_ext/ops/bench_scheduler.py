@@ -104,17 +104,23 @@ class Saturated:
         self._lengths: dict[RequestId, int] = {}
         self._specs: dict[RequestId, RequestSpec] = {}
         self._running: dict[RequestId, list[int]] = {}
-        self._arrivals: list[TenantId] = []
+        self._touched: dict[TenantId, None] = {}
         self._next = 0
-        self._is_measuring = False
+        self._waiting: Counter[TenantId] = Counter()
         config = self._config()
         self._scheduler = Scheduler(config)
         for backend in config.backends:
             self._send(BackendChanged(backend=backend, is_up=True))
-        names = list(config.tenants)
-        for index in range(self.queued):
-            self._arrive(names[index % len(names)])
-        self._flush_arrivals()
+        self._quota = {
+            tenant: self.queued // self.tenants + (index < self.queued % self.tenants)
+            for index, tenant in enumerate(config.tenants)
+        }
+        for _ in range(max(self._quota.values())):
+            for tenant in config.tenants:
+                self._touched[tenant] = None
+            self._refill(at_most=1)
+        self._touched.update(dict.fromkeys(config.tenants))
+        self._refill()
         while len(self.decisions_ns) < _WARM_UP_DECISIONS:
             self.step()
         self.decisions_ns.clear()
@@ -159,13 +165,18 @@ class Saturated:
                 del self._running[request_id]
                 prompt = self._specs[request_id].prompt_tokens + progress[2] + progress[0]
                 self._send(SliceEnded(request_id=request_id, dropped_tokens=0, next_prompt_tokens=prompt))
-        self._flush_arrivals()
+        self._refill()
 
-    def _flush_arrivals(self) -> None:
-        while self._arrivals:
-            waiting, self._arrivals = self._arrivals, []
-            for tenant in waiting:
+    def _refill(self, at_most: int = 1_000_000) -> None:
+        """New arrivals for whoever was served, until every tenant waits with its quota again."""
+        while self._touched:
+            tenant, _ = self._touched.popitem()
+            for _ in range(at_most):
+                if self._waiting[tenant] >= self._quota[tenant]:
+                    break
                 self._arrive(tenant)
+            if at_most == 1:
+                self._touched.pop(tenant, None)
 
     def _arrive(self, tenant: TenantId) -> None:
         rng = self._rng
@@ -196,6 +207,10 @@ class Saturated:
         cpu = elapsed if is_token else time.thread_time_ns() - cpu_before
         dispatches = [action for action in actions if isinstance(action, Dispatch)]
         name = type(event).__name__
+        if isinstance(event, Arrived):
+            self._waiting[event.request.tenant] += 1
+        elif isinstance(event, SliceEnded):
+            self._waiting[self._specs[event.request_id].tenant] += 1
         if dispatches:
             self.decisions_ns.append(elapsed)
             self.decisions_cpu_ns.append(cpu)
@@ -205,11 +220,11 @@ class Saturated:
         elif is_token:
             self.token_ns.append(elapsed)
         for action in dispatches:
-            spec = self._specs[action.request_id]
             done = self._running.get(action.request_id, [0, 0, 0])
             self._running[action.request_id] = [0, action.slice_tokens, done[0] + done[2]]
-            if action.segment == 0 and self._now > 0.0:
-                self._arrivals.append(spec.tenant)
+            tenant = self._specs[action.request_id].tenant
+            self._waiting[tenant] -= 1
+            self._touched[tenant] = None
 
     def result(self) -> dict[str, Any]:
         """One entry of ``results``; times in microseconds."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,6 +49,10 @@ def test_the_diagram_shows_every_transition() -> None:
     assert text.startswith("stateDiagram-v2")
     for (old, trigger), new in TRANSITIONS.items():
         assert f"{old.name} --> {new.name}: {trigger.name.lower()}" in text
+
+
+def test_the_documentation_carries_the_diagram_of_the_table() -> None:
+    assert diagram() in (Path(__file__).parents[3] / "docs" / "scheduling.md").read_text()
 
 
 def test_every_state_can_be_reached_and_every_living_one_left() -> None:
