@@ -262,12 +262,23 @@ class EmbeddedPostgres(_EmbeddedServer):
         if _run(binaries, "createdb", *connection, "fairlane") != 0:
             raise self._failed("could not create the database fairlane")
 
-    def _socket_folder(self, owner: int) -> Path:
+    def stop(self) -> None:
+        super().stop()
+        if self._sockets.parent != self.directory:
+            shutil.rmtree(self._sockets, ignore_errors=True)
+
+    @property
+    def _sockets(self) -> Path:
         """``DIR/run``, or a private folder in /tmp when that path is too long for a socket's address."""
         folder = self.directory / "run"
-        if len(os.fsencode(folder / ".s.PGSQL.5432.lock")) > _SUN_PATH_BYTES:
-            digest = sha256(os.fsencode(self.directory)).hexdigest()[:16]
-            folder = Path("/tmp") / f"fairlane-{os.geteuid()}-{digest}"
+        if len(os.fsencode(folder / ".s.PGSQL.5432.lock")) <= _SUN_PATH_BYTES:
+            return folder
+        digest = sha256(os.fsencode(self.directory)).hexdigest()[:16]
+        return Path("/tmp") / f"fairlane-{os.geteuid()}-{digest}"
+
+    def _socket_folder(self, owner: int) -> Path:
+        """``_sockets``, made if need be and given to ``owner``."""
+        folder = self._sockets
         folder.mkdir(mode=0o700, exist_ok=True)
         found, owners = folder.lstat(), {os.geteuid(), owner} | ({_NOBODY} if os.geteuid() == 0 else set())
         if not stat.S_ISDIR(found.st_mode) or found.st_uid not in owners or found.st_mode & 0o077:

@@ -136,6 +136,9 @@ def test_cluster_left_half_made_is_made_anew(tmp_path: Path) -> None:
 def test_socket_of_a_deep_folder_moves_to_a_short_path(tmp_path: Path) -> None:
     with EmbeddedPostgres(tmp_path / ("deep" * 20)) as url, psycopg.connect(url) as connection:
         assert connection.execute("select current_database()").fetchone() == ("fairlane",)
+        folder = Path(connection.info.host)
+    assert str(folder).startswith("/tmp/fairlane-")
+    assert not folder.exists(), "nothing stays behind outside of the server's own folder"
 
 
 def test_valkey_takes_another_port_when_its_last_one_is_busy(tmp_path: Path) -> None:
