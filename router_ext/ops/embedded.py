@@ -263,8 +263,9 @@ class EmbeddedPostgres(_EmbeddedServer):
             raise self._failed("could not create the database fairlane")
 
     def stop(self) -> None:
+        is_ours = self._lock is not None
         super().stop()
-        if self._sockets.parent != self.directory:
+        if is_ours and self._sockets.parent != self.directory:
             shutil.rmtree(self._sockets, ignore_errors=True)
 
     @property
