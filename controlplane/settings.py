@@ -51,6 +51,7 @@ MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "controlplane.common.middleware.RequestContextMiddleware",
+    "controlplane.common.middleware.SecurityHeadersMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
@@ -96,6 +97,8 @@ LOGIN_REDIRECT_URL = "/"
 PASSWORD_CHANGE_URL = "/password/"
 """Where an operator with a one-time password is sent; only this, signing out and static files are open to them."""
 SIGN_OUT_URL = "/sign-out/"
+API_DOCS_URL = "/api/v1/docs"
+CSRF_FAILURE_VIEW = "controlplane.console.views.problems.stale_form"
 
 # Sessions live in PostgreSQL: signing in must not depend on Valkey, and a sign-out must hold at once.
 SESSION_COOKIE_NAME = "fairlane_session"

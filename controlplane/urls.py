@@ -11,6 +11,11 @@ from controlplane.training.views import artifact
 from controlplane.usage.views import usage
 from router_ext.wire.controlplane import ARTIFACT_PATH, HEARTBEAT_PATH, SNAPSHOT_PATH, USAGE_PATH
 
+handler400 = "controlplane.console.views.problems.bad_request"
+handler403 = "controlplane.console.views.problems.forbidden"
+handler404 = "controlplane.console.views.problems.not_found"
+handler500 = "controlplane.console.views.problems.broken"
+
 urlpatterns = [
     path("livez", health.livez),
     path("readyz", health.readyz),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from django.urls import include, path, re_path
-from drf_spectacular.views import SpectacularJSONAPIView, SpectacularSwaggerView
+from drf_spectacular.views import SpectacularJSONAPIView, SpectacularSwaggerSplitView
 from rest_framework.routers import SimpleRouter
 
 from controlplane.accounts.api import TokenViewSet
@@ -32,7 +32,7 @@ router.register("usage/quarantine", QuarantineViewSet, basename="quarantine")
 
 urlpatterns = [
     path("openapi.json", SpectacularJSONAPIView.as_view(), name="openapi"),
-    path("docs", SpectacularSwaggerView.as_view(url_name="openapi"), name="api-docs"),
+    path("docs", SpectacularSwaggerSplitView.as_view(url_name="openapi"), name="api-docs"),
     path("usage/report", UsageReportView.as_view(), name="usage-report"),
     path("", include(router.urls)),
     re_path(r"^.*$", not_found),

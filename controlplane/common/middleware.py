@@ -1,4 +1,4 @@
-"""Request ids in logs and in audit entries."""
+"""Request ids in logs and in audit entries; what a browser may do with our pages."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 
 import structlog
+from django.conf import settings
 from django.http import HttpRequest, HttpResponseBase
 
 from controlplane.common.ids import new_id
@@ -30,4 +31,36 @@ class RequestContextMiddleware:
         with structlog.contextvars.bound_contextvars(request_id=request_id):
             response = self.get_response(request)
         response["X-Request-Id"] = request_id
+        return response
+
+
+_CONSOLE_POLICY = {
+    "default-src": "'none'",
+    "script-src": "'self'",
+    "style-src": "'self'",
+    "img-src": "'self' data:",
+    "connect-src": "'self'",
+    "form-action": "'self'",
+    "frame-ancestors": "'none'",
+    "base-uri": "'none'",
+}
+# Swagger UI writes style attributes and knows no way around them; its script is a file like every other.
+_DOCS_POLICY = {**_CONSOLE_POLICY, "style-src": "'self' 'unsafe-inline'"}
+
+
+class SecurityHeadersMiddleware:
+    """Only scripts, styles and pictures of this host; nothing is stored by browsers or proxies unless a view says so.
+
+    Pages and answers carry tenants' figures, and some of them a secret that is shown once: after signing out, the
+    back button must not bring them up again.
+    """
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase:
+        response = self.get_response(request)
+        policy = _DOCS_POLICY if request.path == settings.API_DOCS_URL else _CONSOLE_POLICY
+        response["Content-Security-Policy"] = "; ".join(f"{name} {value}" for name, value in policy.items())
+        response.setdefault("Cache-Control", "no-store")
         return response

@@ -7,7 +7,7 @@ from http import HTTPStatus
 from typing import Any
 
 import structlog
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import PermissionDenied, RequestDataTooBig
 from django.db import IntegrityError, OperationalError
 from django.http import Http404, HttpResponse
 from psycopg_pool import PoolTimeout
@@ -21,6 +21,7 @@ from controlplane.common.errors import ControlPlaneError, Invalid, TooManyAttemp
 logger = structlog.get_logger(__name__)
 
 CONTENT_TYPE = "application/problem+json"
+TOO_LARGE = "The body is larger than 32 MiB."
 
 
 def problem_body(status: int, code: str, detail: str, errors: dict[str, list[str]] | None = None) -> dict[str, Any]:
@@ -61,6 +62,8 @@ def exception_handler(error: Exception, context: dict[str, Any]) -> Response | N
                 headers["WWW-Authenticate"] = header
             if (wait := getattr(error, "wait", None)) is not None:
                 headers["Retry-After"] = str(max(1, int(wait)))
+        case RequestDataTooBig():
+            status, code, detail = 413, "request_too_large", TOO_LARGE
         case Http404():
             status, code, detail = 404, "not_found", "Nothing of that id."
         case PermissionDenied():
