@@ -39,7 +39,7 @@ class AuditViewSet(UseCaseViewSet):
     serializer_class = AuditEntrySerializer
 
     def get_queryset(self) -> Any:
-        given = {name: self.request.query_params.get(name, "").replace("\0", "") for name in _FILTERS}
+        given = {name: self.request.query_params.get(name, "") for name in _FILTERS}
         return queries.entries(actor=self.actor, **given)
 
     def list(self, request: Any) -> Response:

@@ -6,16 +6,12 @@ from django.db.models import QuerySet
 
 from controlplane.audit.models import AuditEntry
 from controlplane.common.actor import Actor, Scope
+from controlplane.common.validation import without_nul
 
 
 def entries(*, actor: Actor, object_type: str = "", object_id: str = "", tenant: str = "") -> QuerySet[AuditEntry]:
     """Entries, newest first, narrowed by whatever is given."""
     actor.require(Scope.READ)
     rows = AuditEntry.objects.order_by("-id")
-    if object_type:
-        rows = rows.filter(object_type=object_type)
-    if object_id:
-        rows = rows.filter(object_id=object_id)
-    if tenant:
-        rows = rows.filter(tenant=tenant)
-    return rows
+    given = {"object_type": object_type, "object_id": object_id, "tenant": tenant}
+    return rows.filter(**{name: without_nul(value) for name, value in given.items() if without_nul(value)})

@@ -17,6 +17,11 @@ V = TypeVar("V", bound=Record)
 SLUG = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\Z")
 
 
+def without_nul(text: str) -> str:
+    """Text to filter by: NUL stands in no row, and PostgreSQL refuses to compare with it."""
+    return text.replace("\0", "")
+
+
 class Checks:
     """Collects messages by field; ``done`` raises them together, so that a form shows all at once."""
 
@@ -31,8 +36,8 @@ class Checks:
         if value is None:
             return
         if not math.isfinite(value) or value < low or value > high or (is_low_open and value == low):
-            word = "above" if is_low_open else "from"
-            self.add(field, f"must be {word} {low:g} to {high:g}, not {value!r}")
+            allowed = f"above {low:,} and at most {high:,}" if is_low_open else f"from {low:,} to {high:,}"
+            self.add(field, f"must be {allowed}, not {value!r}")
 
     def text(self, field: str, value: str, limit: int) -> str:
         """Printable, not blank, at most ``limit`` characters; returns it stripped."""

@@ -6,7 +6,7 @@ are the classes ``s0`` to ``s7`` of the sheet, by position.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from django.template.loader import render_to_string
@@ -28,20 +28,20 @@ def colour(index: int) -> str:
     return f"s{index % N_COLOURS}"
 
 
-def stacked_bars(*, title: str, days: Sequence[str], series: Mapping[str, Sequence[float]]) -> str:
+def stacked_bars(*, title: str, days: Sequence[str], series: Sequence[tuple[str, Sequence[float]]]) -> str:
     """One bar a day, one segment per series.
 
     Args:
-        days: labels of the bars, oldest first. series: name to values, one per day.
+        days: labels of the bars, oldest first. series: name and values, one per day; names may repeat.
     """
     width, height, bottom, left = 900, 230, 26, 64
-    top = max((sum(values[i] for values in series.values()) for i in range(len(days))), default=0.0) or 1.0
+    top = max((sum(values[i] for _, values in series) for i in range(len(days))), default=0.0) or 1.0
     step = (width - left) / max(1, len(days))
     bar = max(2.0, min(48.0, step * 0.7))
     segments = []
     for i, day in enumerate(days):
         y = float(height - bottom)
-        for j, (name, values) in enumerate(series.items()):
+        for j, (name, values) in enumerate(series):
             tall = (height - bottom - 12) * values[i] / top
             y -= tall
             if tall > 0:
@@ -69,7 +69,7 @@ def stacked_bars(*, title: str, days: Sequence[str], series: Mapping[str, Sequen
         "labels": [
             {"x": f"{left + (i + 0.5) * step:.1f}", "text": day} for i, day in enumerate(days) if i % every == 0
         ],
-        "legend": [{"colour": colour(i), "name": name} for i, name in enumerate(series)],
+        "legend": [{"colour": colour(i), "name": name} for i, (name, _) in enumerate(series)],
     }
     return render_to_string("console/charts/stacked_bars.html", context)
 

@@ -72,7 +72,7 @@ class KeyViewSet(UseCaseViewSet):
     serializer_class = KeySerializer
 
     def get_queryset(self) -> Any:
-        return queries.keys(actor=self.actor, tenant=self.request.query_params.get("tenant", "").replace("\0", ""))
+        return queries.keys(actor=self.actor, tenant=self.request.query_params.get("tenant", ""))
 
     def list(self, request: Any) -> Response:
         return self.listed(self.get_queryset())

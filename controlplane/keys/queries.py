@@ -6,6 +6,7 @@ from django.db.models import QuerySet
 
 from controlplane.common.actor import Actor, Scope
 from controlplane.common.clock import to_us
+from controlplane.common.validation import without_nul
 from controlplane.keys.models import ApiKey
 from router_ext.wire.controlplane import KeyRecord
 
@@ -14,7 +15,7 @@ def keys(*, actor: Actor, tenant: str = "") -> QuerySet[ApiKey]:
     """Keys, revoked ones included, of one tenant if given."""
     actor.require(Scope.READ)
     rows = ApiKey.objects.select_related("tenant", "default_pool", "default_tier").prefetch_related("tiers")
-    if tenant:
+    if tenant := without_nul(tenant):
         rows = rows.filter(tenant_id=tenant)
     return rows.order_by("-id")
 

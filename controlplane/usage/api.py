@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import date, timedelta
+from datetime import date
 from typing import Any
 
-from django.http import StreamingHttpResponse
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import serializers
@@ -20,9 +19,9 @@ from controlplane.common.rest import PROBLEMS, UseCaseViewSet
 from controlplane.tenants.queries import tenant_names
 from controlplane.usage import queries
 from controlplane.usage.models import QuarantinedEvent
-from controlplane.usage.report_csv import report_csv
+from controlplane.usage.report_csv import csv_response
 
-DEFAULT_SPAN = timedelta(days=30)
+DEFAULT_DAYS = 31
 
 
 class ReportRowSerializer(serializers.Serializer[Any]):
@@ -74,15 +73,13 @@ class UsageReportView(APIView):
     def get(self, request: Any) -> Any:
         actor: Actor = request.actor
         to_day = _day(request, "to", utc_now().date())
-        from_day = _day(request, "from", to_day - DEFAULT_SPAN)
+        from_day = _day(request, "from", queries.first_day(to_day, n_days=DEFAULT_DAYS))
         report = queries.usage_report(
             actor=actor, from_day=from_day, to_day=to_day, tenant=request.query_params.get("tenant", "")
         )
         names = tenant_names()
         if _wants_csv(request):
-            response = StreamingHttpResponse(report_csv(report, names), content_type="text/csv; charset=utf-8")
-            response["Content-Disposition"] = f'attachment; filename="usage_{from_day}_{to_day}.csv"'
-            return response
+            return csv_response(report, names)
         return Response(
             {
                 "from_day": report.from_day,

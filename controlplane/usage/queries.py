@@ -1,9 +1,9 @@
-"""Reads of the books: the report, single events, quarantine."""
+"""Reads of the books: the report, the latest events, quarantine."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 
@@ -13,11 +13,14 @@ from django.db.models import QuerySet
 from controlplane.common.actor import Actor, Scope
 from controlplane.common.clock import utc_now
 from controlplane.common.errors import Invalid
+from controlplane.common.validation import without_nul
 from controlplane.usage.histogram import quantile_us
 from controlplane.usage.models import QuarantinedEvent, UsageEvent
 from controlplane.usage.rollup import ROLLUP_SQL
 
 MAX_REPORT_DAYS = 400
+CALENDAR = (date(2000, 1, 1), date(9998, 12, 31))
+"""Days a report may name: nothing was booked before, and instants around them can still be computed with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,12 +81,20 @@ _REPORT_SQL = """
 _TAIL_SQL = ROLLUP_SQL.replace("%(from)s", "touched.hour").replace("%(to)s", "touched.hour + interval '1 hour'")
 
 
+def first_day(to_day: date, *, n_days: int) -> date:
+    """First of the ``n_days`` days that end with ``to_day``; the calendar's first day at the earliest."""
+    return max(to_day, CALENDAR[0] + timedelta(days=n_days - 1)) - timedelta(days=n_days - 1)
+
+
 def usage_report(*, actor: Actor, from_day: date, to_day: date, tenant: str = "") -> Report:
     """Usage by tenant and UTC day, both days included. Page, JSON and CSV read these rows.
 
     Cost: one statement; reads the rollups of the span and the events of hours not yet rolled up.
     """
     actor.require(Scope.READ)
+    for name, day in (("from", from_day), ("to", to_day)):
+        if not CALENDAR[0] <= day <= CALENDAR[1]:
+            raise Invalid({name: f"must be a day from {CALENDAR[0]} to {CALENDAR[1]}, not {day}"})
     if to_day < from_day:
         raise Invalid({"to": "lies before from"})
     if (to_day - from_day).days >= MAX_REPORT_DAYS:
@@ -91,7 +102,7 @@ def usage_report(*, actor: Actor, from_day: date, to_day: date, tenant: str = ""
     parameters: dict[str, datetime | str] = {
         "from": datetime.combine(from_day, time(), UTC),
         "to": datetime.combine(to_day, time(), UTC) + timedelta(days=1),
-        "tenant": tenant.replace("\0", ""),
+        "tenant": without_nul(tenant),
     }
     with connection.cursor() as cursor:
         cursor.execute(_REPORT_SQL.format(tail=_TAIL_SQL), parameters)
@@ -131,21 +142,10 @@ def _ms(microseconds: float | None) -> float | None:
     return None if microseconds is None else round(microseconds / 1_000, 3)
 
 
-def events(*, actor: Actor, from_at: datetime, to_at: datetime, tenant: str = "") -> Iterator[UsageEvent]:
-    """Single events of a span, oldest first, by a server-side cursor."""
-    actor.require(Scope.READ)
-    rows = UsageEvent.objects.filter(arrived_at__gte=from_at, arrived_at__lt=to_at)
-    if tenant:
-        rows = rows.filter(tenant=tenant)
-    return rows.order_by("arrived_at", "event").iterator(chunk_size=2_000)
-
-
-def latest_events(*, actor: Actor, tenant: str = "", limit: int = 50) -> list[UsageEvent]:
+def latest_events(*, actor: Actor, limit: int) -> list[UsageEvent]:
     """The newest events of the last two days, for live pages."""
     actor.require(Scope.READ)
     rows = UsageEvent.objects.filter(arrived_at__gte=utc_now() - timedelta(days=2))
-    if tenant:
-        rows = rows.filter(tenant=tenant)
     return list(rows.order_by("-arrived_at", "-event")[:limit])
 
 

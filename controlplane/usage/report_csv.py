@@ -6,6 +6,8 @@ import csv
 import io
 from collections.abc import Iterator, Mapping
 
+from django.http import StreamingHttpResponse
+
 from controlplane.usage.queries import Report
 
 COLUMNS = (
@@ -44,3 +46,10 @@ def report_csv(report: Report, names: Mapping[str, str]) -> Iterator[str]:
             "" if row.ttft_p50_ms is None else row.ttft_p50_ms,
             "" if row.ttft_p95_ms is None else row.ttft_p95_ms,
         )
+
+
+def csv_response(report: Report, names: Mapping[str, str]) -> StreamingHttpResponse:
+    """The CSV as a download named by its days; console and REST answer with it."""
+    response = StreamingHttpResponse(report_csv(report, names), content_type="text/csv; charset=utf-8")
+    response["Content-Disposition"] = f'attachment; filename="usage_{report.from_day}_{report.to_day}.csv"'
+    return response

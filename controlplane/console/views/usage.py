@@ -6,7 +6,7 @@ from collections import defaultdict
 from datetime import date, timedelta
 
 from django import forms
-from django.http import HttpRequest, HttpResponseBase, StreamingHttpResponse
+from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import render
 from django.utils.http import urlencode
 from django.views.decorators.http import require_safe
@@ -17,7 +17,7 @@ from controlplane.console import charts
 from controlplane.console.frame import actor_of, signed_in
 from controlplane.tenants.queries import tenant_names
 from controlplane.usage import queries
-from controlplane.usage.report_csv import report_csv
+from controlplane.usage.report_csv import csv_response
 
 DEFAULT_DAYS = 7
 
@@ -29,23 +29,25 @@ class SpanForm(forms.Form):
 
 
 def _report(request: HttpRequest) -> tuple[SpanForm, queries.Report]:
+    """The form with what was asked for, days that were left out filled in, and the report; empty if it was refused."""
     today = utc_now().date()
-    form = SpanForm(request.GET)
-    values = form.cleaned_data if form.is_valid() else {}
-    to_day: date = values.get("to_day") or today
-    from_day: date = values.get("from_day") or to_day - timedelta(days=DEFAULT_DAYS - 1)
+    to_day = request.GET.get("to_day") or today
+    from_day = request.GET.get("from_day") or queries.first_day(_as_day(to_day) or today, n_days=DEFAULT_DAYS)
+    form = SpanForm({"from_day": from_day, "to_day": to_day, "tenant": request.GET.get("tenant", "")})
+    if form.is_valid():
+        try:
+            return form, queries.usage_report(actor=actor_of(request), **form.cleaned_data)
+        except Invalid as problem:
+            for name, texts in problem.fields.items():
+                form.add_error(f"{name}_day", texts)
+    return form, queries.Report(from_day=today, to_day=today, rows=[], requests=0, prompt_tokens=0, output_tokens=0)
+
+
+def _as_day(value: date | str) -> date | None:
     try:
-        report = queries.usage_report(
-            actor=actor_of(request), from_day=from_day, to_day=to_day, tenant=values.get("tenant") or ""
-        )
-    except Invalid as problem:
-        form.add_error(None, problem.message)
-        report = queries.Report(from_day=from_day, to_day=to_day, rows=[], requests=0, prompt_tokens=0, output_tokens=0)
-    bound = SpanForm({"from_day": from_day, "to_day": to_day, "tenant": values.get("tenant") or ""})
-    bound.is_valid()
-    for error in form.non_field_errors():
-        bound.add_error(None, str(error))
-    return bound, report
+        return value if isinstance(value, date) else date.fromisoformat(value)
+    except ValueError:
+        return None
 
 
 def _chart(report: queries.Report, names: dict[str, str]) -> str:
@@ -55,9 +57,9 @@ def _chart(report: queries.Report, names: dict[str, str]) -> str:
         by_tenant[row.tenant][row.day] = row.output_tokens
     largest = sorted(by_tenant, key=lambda t: (-sum(by_tenant[t].values()), t))
     shown, rest = largest[: charts.N_COLOURS - 1], largest[charts.N_COLOURS - 1 :]
-    series = {names.get(t, t): [by_tenant[t].get(d, 0.0) for d in days] for t in shown}
+    series = [(names.get(t, t), [by_tenant[t].get(d, 0.0) for d in days]) for t in shown]
     if rest:
-        series[f"{len(rest)} others"] = [sum(by_tenant[t].get(d, 0.0) for t in rest) for d in days]
+        series.append((f"{len(rest)} others", [sum(by_tenant[t].get(d, 0.0) for t in rest) for d in days]))
     return charts.stacked_bars(
         title="Output tokens by day and tenant", days=[d.strftime("%d %b") for d in days], series=series
     )
@@ -68,7 +70,7 @@ def _chart(report: queries.Report, names: dict[str, str]) -> str:
 def report(request: HttpRequest) -> HttpResponseBase:
     form, rows = _report(request)
     names = tenant_names()
-    tenant = form.cleaned_data.get("tenant", "")
+    tenant = str(form.cleaned_data.get("tenant", ""))
     context = {
         "form": form,
         "report": rows,
@@ -76,7 +78,7 @@ def report(request: HttpRequest) -> HttpResponseBase:
         "chart": _chart(rows, names) if rows.rows else "",
         "tenant": tenant,
         "tenant_name": names.get(tenant, tenant),
-        "csv_query": urlencode({"from_day": rows.from_day, "to_day": rows.to_day, "tenant": tenant}),
+        "csv_query": urlencode({"from_day": str(rows.from_day), "to_day": str(rows.to_day), "tenant": tenant}),
         "n_quarantined": queries.n_quarantined(),
     }
     return render(request, "console/usage.html", context)
@@ -85,10 +87,10 @@ def report(request: HttpRequest) -> HttpResponseBase:
 @require_safe
 @signed_in
 def report_as_csv(request: HttpRequest) -> HttpResponseBase:
-    _, rows = _report(request)
-    response = StreamingHttpResponse(report_csv(rows, tenant_names()), content_type="text/csv; charset=utf-8")
-    response["Content-Disposition"] = f'attachment; filename="usage-{rows.from_day}-{rows.to_day}.csv"'
-    return response
+    form, rows = _report(request)
+    if form.errors:
+        raise Invalid({field: [str(text) for text in texts] for field, texts in form.errors.items()})
+    return csv_response(rows, tenant_names())
 
 
 @require_safe

@@ -353,3 +353,24 @@ def test_pending_migrations_make_it_unready(client: Client) -> None:
         cursor.execute("DELETE FROM django_migrations WHERE app = 'usage' AND name = '0002_event_partitions'")
     answer = client.get("/readyz")
     assert (answer.status_code, answer.json()["pending"]) == (503, ["usage.0002_event_partitions"])
+
+
+@pytest.mark.parametrize(
+    "query", ["from=0001-01-01&to=0001-01-05", "to=0001-01-02", "from=9999-12-01&to=9999-12-31", "to=1999-12-31"]
+)
+def test_a_report_outside_the_calendar_names_the_days_it_may_cover(api: ApiClient, query: str) -> None:
+    answer = api.send("GET", f"/usage/report?{query}")
+    assert answer.status_code == 422
+    assert all("2000-01-01 to 9998-12-31" in text for texts in answer.json()["errors"].values() for text in texts)
+
+
+def test_a_body_over_the_limit_is_413(api: ApiClient, settings: Any) -> None:
+    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 1_000
+    answer = api.send("POST", "/tenants", {"name": "x" * 2_000})
+    assert (answer.status_code, answer.json()["code"]) == (413, "request_too_large")
+
+
+def test_an_answer_with_a_secret_is_stored_nowhere(api: ApiClient) -> None:
+    answer = api.send("POST", "/tokens", {"name": "once", "scopes": ["admin.read"]})
+    assert answer.json()["token"].startswith("flt_")
+    assert answer.headers["cache-control"] == "no-store"
