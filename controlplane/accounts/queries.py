@@ -8,11 +8,6 @@ from controlplane.accounts.models import OperatorToken, User
 from controlplane.common.actor import Actor, Scope
 
 
-def users(*, actor: Actor) -> QuerySet[User]:
-    actor.require(Scope.READ)
-    return User.objects.order_by("-id")
-
-
 def tokens(*, actor: Actor) -> QuerySet[OperatorToken]:
     """Tokens of everybody: an operator must be able to revoke what a colleague left behind."""
     actor.require(Scope.READ)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Concatenate, ParamSpec, cast
+from typing import Any, Concatenate, ParamSpec, cast
 
 from django import forms
 from django.contrib import messages
@@ -12,10 +12,11 @@ from django.contrib.auth.views import redirect_to_login
 from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
+from django_htmx.http import HttpResponseClientRefresh
 
 from controlplane.accounts.models import User
 from controlplane.common.actor import Actor
-from controlplane.common.errors import ControlPlaneError, Invalid
+from controlplane.common.errors import ControlPlaneError, Invalid, VersionMismatch
 
 P = ParamSpec("P")
 View = Callable[Concatenate[HttpRequest, P], HttpResponseBase]
@@ -35,6 +36,7 @@ def navigation(request: HttpRequest) -> dict[str, object]:
     """Context processor: the main navigation with the current page marked."""
     match = request.resolver_match
     current = (match.url_name or "").split("_")[0] if match else ""
+    current = {"backend": "pools", "key": "tenants"}.get(current, current)
     return {
         "navigation": [
             {
@@ -53,6 +55,9 @@ def signed_in(view: View[P]) -> View[P]:
     @functools.wraps(view)
     def run(request: HttpRequest, /, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
         if not request.user.is_authenticated:
+            if request.htmx:  # type: ignore[attr-defined] # django_htmx sets it
+                # A fragment must not be replaced by the sign-in form: the page as a whole goes there.
+                return HttpResponseClientRefresh()
             return redirect_to_login(request.get_full_path())
         try:
             return view(request, *args, **kwargs)
@@ -67,6 +72,22 @@ def actor_of(request: HttpRequest) -> Actor:
     return cast(User, request.user).actor
 
 
+class VersionedForm(forms.Form):
+    """A form that remembers which version of the row it shows, so that two people cannot overwrite each other."""
+
+    version = forms.IntegerField(required=False, widget=forms.HiddenInput)
+
+    @property
+    def shown_version(self) -> int | None:
+        """What an update expects the row's version to be; None where nothing was shown."""
+        version: int | None = self.cleaned_data["version"]
+        return version
+
+    def values(self) -> dict[str, Any]:
+        """The fields by name, for the use case."""
+        return {name: value for name, value in self.cleaned_data.items() if name != "version"}
+
+
 def apply(request: HttpRequest, form: forms.Form, change: Callable[[], str]) -> bool:
     """Run a use case for a valid form; its message on success, its refusal as the form's errors."""
     try:
@@ -78,6 +99,9 @@ def apply(request: HttpRequest, form: forms.Form, change: Callable[[], str]) -> 
                     field if field in form.fields else None,
                     message if field in form.fields or not field else f"{field}: {message}",
                 )
+        return False
+    except VersionMismatch:
+        form.add_error(None, "Somebody else changed this meanwhile; nothing was saved. Open the page again to see it.")
         return False
     except ControlPlaneError as problem:
         form.add_error(None, problem.message)

@@ -72,6 +72,12 @@ def live_instances(router: Router) -> list[RouterStatus]:
     return [] if router.revoked_at else [i for i in router.instances.all() if i.seen_at >= oldest]
 
 
+def router_address(*, actor: Actor) -> str | None:
+    """Where a live router listens, as it says itself; None if none was heard of lately."""
+    instances = [i for router in routers(actor=actor) for i in live_instances(router)]
+    return next((i.address for i in instances if i.address), None)
+
+
 def live_heartbeats() -> dict[str, Heartbeat]:
     """Heartbeat by instance, of the instances that sent one within the last 15 seconds; empty without Valkey."""
     instances = list(RouterStatus.objects.order_by("instance").values_list("instance", flat=True))

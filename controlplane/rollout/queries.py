@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import msgspec
 from django.db.models import QuerySet
 
 from controlplane.common.actor import Actor, Scope
 from controlplane.rollout.models import Revision
-from router_ext.wire.controlplane import ConfigSnapshot
 
 
 def revisions(*, actor: Actor) -> QuerySet[Revision]:
@@ -41,10 +39,3 @@ def current_body() -> tuple[int, str, bytes]:
     if body is None:
         raise RuntimeError(f"the body of the newest revision {number} was trimmed")
     return number, digest, bytes(body)
-
-
-def snapshot_of(*, actor: Actor, number: int) -> ConfigSnapshot | None:
-    """The decoded configuration of a revision, None where its body was trimmed."""
-    actor.require(Scope.READ)
-    body = Revision.objects.filter(pk=number).values_list("body", flat=True).first()
-    return None if body is None else msgspec.json.decode(bytes(body), type=ConfigSnapshot)

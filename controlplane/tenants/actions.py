@@ -141,11 +141,3 @@ def update_tenant(
         )
         mark_config_changed(f"tenant {tenant.slug} updated")
     return tenant
-
-
-@use_case()
-def suspend_tenant(*, actor: Actor, tenant_id: str, expected_version: int | None = None) -> Tenant:
-    """Refuse the tenant's requests with 403 until it is active again."""
-    return update_tenant(
-        actor=actor, tenant_id=tenant_id, expected_version=expected_version, state=TenantState.SUSPENDED.value
-    )

@@ -13,12 +13,6 @@ def jobs(*, actor: Actor) -> QuerySet[Job]:
     return Job.objects.select_related("dataset", "artifact").defer("artifact__body").order_by("-id")
 
 
-def artifacts(*, actor: Actor) -> QuerySet[Artifact]:
-    """Artifacts without their bytes."""
-    actor.require(Scope.READ)
-    return Artifact.objects.defer("body").order_by("-id")
-
-
 def artifact_body(digest: str) -> bytes | None:
     """Bytes of the artifact with this digest. For routers."""
     body = Artifact.objects.filter(digest=digest).values_list("body", flat=True).first()

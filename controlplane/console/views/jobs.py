@@ -14,10 +14,8 @@ from controlplane.training import actions, queries
 
 def _context(request: HttpRequest) -> dict[str, object]:
     actor = actor_of(request)
-    jobs = list(queries.jobs(actor=actor)[:20])
     return {
-        "jobs": jobs,
-        "has_active": any(j.state in actions.ACTIVE for j in jobs),
+        "jobs": queries.jobs(actor=actor)[:20],
         "pools": fleet_queries.pools(actor=actor),
         "loaded": [
             (instance, pool.pool, pool.predictor_digest)

@@ -11,12 +11,12 @@ from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from controlplane.common.validation import get_or_not_found
-from controlplane.console.frame import act, actor_of, apply, signed_in
+from controlplane.console.frame import VersionedForm, act, actor_of, apply, signed_in
 from controlplane.fleet import actions, queries
 from controlplane.fleet.models import Backend, Pool
 
 
-class PoolForm(forms.Form):
+class PoolForm(VersionedForm):
     name = forms.CharField(max_length=200, help_text="The model's name, as requests say it.")
     aliases = forms.CharField(required=False, help_text="Other names for it, separated by commas.")
     policy = forms.ChoiceField(
@@ -37,31 +37,42 @@ class PoolForm(forms.Form):
     )
 
     def values(self) -> dict[str, Any]:
-        values = dict(self.cleaned_data)
+        values = super().values()
         values["aliases"] = [word.strip() for word in values["aliases"].split(",") if word.strip()]
-        values["scheduling"] = values["scheduling"] or {}
         return values
 
+    def clean_scheduling(self) -> dict[str, Any]:
+        value: Any = self.cleaned_data["scheduling"] or {}
+        if not isinstance(value, dict):
+            raise forms.ValidationError('must be a JSON object, such as {"max_slice_tokens": 128}')
+        return value
 
-class BackendForm(forms.Form):
-    name = forms.SlugField(max_length=63)
+
+class BackendForm(VersionedForm):
+    name = forms.SlugField(max_length=63, help_text="1 to 63 of a-z, 0-9 and -.")
     url = forms.CharField(max_length=500, label="URL", help_text="Such as http://10.0.0.7:3000.")
     kv_tokens = forms.IntegerField(
         required=False,
         label="KV tokens",
         help_text="TGI's log says “Setting max batch total tokens to N”. "
-        "Empty: the limit of /info, which is safe but small.",
+        "Empty: the limit of /info, which is safe but small. At least two blocks, at most 1,000,000,000.",
     )
     block_size = forms.IntegerField(
         initial=1,
-        help_text="TGI's log says “KV-cache blocks: N, size: B”. flashinfer 1, paged 16, flashdecoding 256.",
+        help_text="TGI's log says “KV-cache blocks: N, size: B”. flashinfer 1, paged 16, flashdecoding 256; "
+        "1 to 1,024.",
     )
-    prefill_budget_tokens = forms.IntegerField(initial=4_096, help_text="TGI's --max-batch-prefill-tokens.")
+    prefill_budget_tokens = forms.IntegerField(
+        initial=4_096, help_text="TGI's --max-batch-prefill-tokens (1 to 10,000,000)."
+    )
     is_chunked = forms.BooleanField(required=False, initial=True, label="Chunked prefill is on")
-    speculate = forms.IntegerField(initial=0, help_text="TGI's --speculate.")
+    speculate = forms.IntegerField(initial=0, help_text="TGI's --speculate (0 to 64).")
     is_cordoned = forms.BooleanField(required=False, label="Cordoned: finish what runs, start nothing new")
     api_key_name = forms.CharField(
-        required=False, help_text="Name of the secret that the routers send as this server's API key."
+        required=False,
+        label="API key name",
+        max_length=100,
+        help_text="Name of the secret that the routers send as this server's API key; empty for none.",
     )
 
 
@@ -97,10 +108,13 @@ def detail(request: HttpRequest, pool_id: str) -> HttpResponseBase:
     """Policy and knobs of a pool, and its backends."""
     pool = _pool(request, pool_id)
     initial = actions.pool_fields(pool)
-    form = PoolForm(request.POST or None, initial={**initial, "aliases": ", ".join(initial["aliases"])})
+    initial = {**initial, "aliases": ", ".join(initial["aliases"]), "version": pool.version}
+    form = PoolForm(request.POST or None, initial=initial)
 
     def change() -> str:
-        actions.update_pool(actor=actor_of(request), pool_id=pool.id, **form.values())
+        actions.update_pool(
+            actor=actor_of(request), pool_id=pool.id, expected_version=form.shown_version, **form.values()
+        )
         return "Saved. Routers apply it within two seconds; queues and counters are kept."
 
     if request.method == "POST" and form.is_valid() and apply(request, form, change):
@@ -115,9 +129,7 @@ def add_backend(request: HttpRequest, pool_id: str) -> HttpResponseBase:
     form = BackendForm(request.POST or None)
 
     def change() -> str:
-        return (
-            f"Backend {actions.create_backend(actor=actor_of(request), pool=pool.id, **form.cleaned_data).name} added."
-        )
+        return f"Backend {actions.create_backend(actor=actor_of(request), pool=pool.id, **form.values()).name} added."
 
     return _backend_page(request, pool, form, change, f"New backend of {pool.name}", "Add backend")
 
@@ -127,10 +139,12 @@ def add_backend(request: HttpRequest, pool_id: str) -> HttpResponseBase:
 def backend(request: HttpRequest, pool_id: str, backend_id: str) -> HttpResponseBase:
     pool = _pool(request, pool_id)
     row: Backend = get_or_not_found(queries.backends(actor=actor_of(request)), "backend", backend_id)
-    form = BackendForm(request.POST or None, initial=actions.backend_fields(row))
+    form = BackendForm(request.POST or None, initial={**actions.backend_fields(row), "version": row.version})
 
     def change() -> str:
-        actions.update_backend(actor=actor_of(request), backend_id=row.id, **form.cleaned_data)
+        actions.update_backend(
+            actor=actor_of(request), backend_id=row.id, expected_version=form.shown_version, **form.values()
+        )
         return f"Backend {row.name} saved."
 
     return _backend_page(request, pool, form, change, f"Backend {row.name}", "Save")

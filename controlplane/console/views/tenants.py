@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django import forms
+from django.db.models import F
 from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -13,9 +14,10 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from controlplane.common.actor import Actor
+from controlplane.common.clock import utc_now
 from controlplane.common.errors import Invalid
-from controlplane.common.validation import get_or_not_found
-from controlplane.console.frame import act, actor_of, apply, signed_in
+from controlplane.common.validation import get_or_not_found, without_nul
+from controlplane.console.frame import VersionedForm, act, actor_of, apply, signed_in
 from controlplane.fleet import queries as fleet_queries
 from controlplane.keys import actions as key_actions
 from controlplane.keys import queries as key_queries
@@ -24,8 +26,10 @@ from controlplane.tenants import actions, queries
 from controlplane.tenants.models import Tenant
 from controlplane.tiers import queries as tier_queries
 
+PAGE = 100
 
-class TenantForm(forms.Form):
+
+class TenantForm(VersionedForm):
     name = forms.CharField(max_length=200, help_text="As people call it.")
     slug = forms.SlugField(
         max_length=63, required=False, help_text="Short name for reports and files; made from the name if left empty."
@@ -51,7 +55,7 @@ class TenantForm(forms.Form):
         self.fields["default_tier"].choices = names  # type: ignore[attr-defined]  # a choice field
 
     def values(self) -> dict[str, Any]:
-        values = dict(self.cleaned_data)
+        values = super().values()
         values["slug"] = values["slug"] or slugify(values["name"])[:63]
         return values
 
@@ -81,15 +85,16 @@ def _tenant(request: HttpRequest, tenant_id: str) -> Tenant:
 @require_safe
 @signed_in
 def index(request: HttpRequest) -> HttpResponseBase:
-    search = request.GET.get("q", "").strip()
+    """By short name, a page at a time; ``after`` is the last short name of the page before."""
+    search, after = (without_nul(request.GET.get(name, "")).strip() for name in ("q", "after"))
     rows = queries.tenants(actor=actor_of(request))
     if search:
         rows = rows.filter(name__icontains=search) | rows.filter(slug__icontains=search)
-    tenants = list(rows[:500])
+    tenants = list(rows.filter(slug__gt=after)[: PAGE + 1])
     context = {
-        "tenants": tenants,
+        "tenants": tenants[:PAGE],
         "search": search,
-        "total_weight": sum(t.weight for t in tenants if t.state == "active"),
+        "next": tenants[PAGE - 1].slug if len(tenants) > PAGE else None,
     }
     return render(request, "console/tenants.html", context)
 
@@ -123,19 +128,24 @@ def detail(request: HttpRequest, tenant_id: str) -> HttpResponseBase:
     """Settings and keys of one tenant."""
     actor = actor_of(request)
     tenant = _tenant(request, tenant_id)
-    initial = {**actions.tenant_fields(tenant)}
+    initial = {**actions.tenant_fields(tenant), "version": tenant.version}
     form = TenantForm(request.POST or None, initial=initial, actor=actor)
 
     def change() -> str:
-        actions.update_tenant(actor=actor, tenant_id=tenant.id, **form.values())
+        actions.update_tenant(actor=actor, tenant_id=tenant.id, expected_version=form.shown_version, **form.values())
         return "Saved. Routers apply it within two seconds."
 
     if request.method == "POST" and form.is_valid() and apply(request, form, change):
         return redirect("console:tenant", tenant.id)
+    rows = key_queries.keys(actor=actor, tenant=tenant.id)
+    keys = list(rows.order_by(F("revoked_at").asc(nulls_first=True), "-id")[: PAGE + 1])
     context = {
         "tenant": tenant,
         "form": form,
-        "keys": key_queries.keys(actor=actor, tenant=tenant.id),
+        # Live ones first: a key that is never revoked must not fall off the page behind revoked ones.
+        "keys": keys[:PAGE],
+        "has_more_keys": len(keys) > PAGE,
+        "now": utc_now(),
         # Ids of its own: the page holds two forms with a field "name".
         "key_form": KeyForm(actor=actor, tenant=tenant, auto_id="key_%s"),
     }
@@ -179,7 +189,8 @@ def issue_key(request: HttpRequest, tenant_id: str) -> HttpResponseBase:
             for field, texts in problem.fields.items():
                 form.add_error(field if field in form.fields else None, texts)
         else:
-            return render(request, "console/key_issued.html", {"tenant": tenant, "key": key, "text": text})
+            context = {"tenant": tenant, "key": key, "text": text, "router": fleet_queries.router_address(actor=actor)}
+            return render(request, "console/key_issued.html", context)
     context = {
         "form": form, "heading": f"New key of {tenant.name}", "submit": "Issue key",
         "back": reverse("console:tenant", args=[tenant.id]),

@@ -9,28 +9,31 @@ from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from controlplane.common.validation import get_or_not_found
-from controlplane.console.frame import act, actor_of, apply, signed_in
+from controlplane.console.frame import VersionedForm, act, actor_of, apply, signed_in
 from controlplane.tiers import actions, queries
 
 
-class TierForm(forms.Form):
+class TierForm(VersionedForm):
     rank = forms.IntegerField(help_text="Smaller goes first inside a tenant (0 to 10,000).")
     ttft_target_s = forms.FloatField(
         label="TTFT target, s",
         required=False,
-        help_text="Seconds from arrival to the first token, queueing included; empty for no target.",
+        help_text="Seconds from arrival to the first token, queueing included; above 0, at most 3,600. "
+        "Empty for no target.",
         widget=forms.NumberInput(attrs={"step": "any"}),
     )
     max_queue_wait_s = forms.FloatField(
         label="Longest wait in the queue, s",
         required=False,
-        help_text="A request that waited longer is refused with 429; empty for no limit.",
+        help_text="A request that waited longer is refused with 429; above 0, at most 86,400. Empty for no limit.",
         widget=forms.NumberInput(attrs={"step": "any"}),
     )
 
 
 class NewTierForm(TierForm):
-    name = forms.SlugField(max_length=40, help_text="Never changes: the books and the keys name it.")
+    name = forms.SlugField(
+        max_length=40, help_text="1 to 40 of a-z, 0-9 and -. It never changes: the books and the keys name it."
+    )
     field_order = ("name", "rank", "ttft_target_s", "max_queue_wait_s")
 
 
@@ -46,7 +49,7 @@ def create(request: HttpRequest) -> HttpResponseBase:
     form = NewTierForm(request.POST or None, initial={"rank": 100})
 
     def change() -> str:
-        return f"Tier {actions.create_tier(actor=actor_of(request), **form.cleaned_data).name} created."
+        return f"Tier {actions.create_tier(actor=actor_of(request), **form.values()).name} created."
 
     if request.method == "POST" and form.is_valid() and apply(request, form, change):
         return redirect("console:tiers")
@@ -59,10 +62,10 @@ def create(request: HttpRequest) -> HttpResponseBase:
 def detail(request: HttpRequest, tier_id: str) -> HttpResponseBase:
     actor = actor_of(request)
     tier = get_or_not_found(queries.tiers(actor=actor), "tier", tier_id)
-    form = TierForm(request.POST or None, initial=actions.tier_fields(tier))
+    form = TierForm(request.POST or None, initial={**actions.tier_fields(tier), "version": tier.version})
 
     def change() -> str:
-        actions.update_tier(actor=actor, tier_id=tier.id, **form.cleaned_data)
+        actions.update_tier(actor=actor, tier_id=tier.id, expected_version=form.shown_version, **form.values())
         return f"Tier {tier.name} saved. Routers apply it within two seconds."
 
     if request.method == "POST" and form.is_valid() and apply(request, form, change):

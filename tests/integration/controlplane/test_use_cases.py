@@ -22,7 +22,7 @@ from controlplane.fleet.models import ModelName
 from controlplane.keys.actions import issue_key, revoke_key, update_key
 from controlplane.rollout.models import Revision
 from controlplane.rollout.queries import current_body, current_number
-from controlplane.tenants.actions import suspend_tenant, update_tenant
+from controlplane.tenants.actions import update_tenant
 from controlplane.tenants.models import Tenant, TenantTier
 from controlplane.tiers.actions import delete_tier, update_tier
 from controlplane.tiers.models import Tier
@@ -69,7 +69,7 @@ def test_a_revoked_key_leaves_the_snapshot_and_an_expired_one_stays(system: Acto
 
 def test_a_suspended_tenant_is_published_as_such(system: Actor) -> None:
     tenant = make_tenant(system)
-    suspend_tenant(actor=system, tenant_id=tenant.id)
+    update_tenant(actor=system, tenant_id=tenant.id, state="suspended")
     assert [t.state for t in published().tenants] == ["suspended"]
 
 

@@ -5,18 +5,29 @@ from __future__ import annotations
 import csv
 import io
 import re
+from datetime import timedelta
 
 import pytest
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from controlplane.accounts import actions as account_actions
 from controlplane.accounts.models import Role
 from controlplane.common.actor import system_actor
+from controlplane.common.clock import utc_now
+from controlplane.console import charts
+from controlplane.console.views import tenants as tenant_views
 from controlplane.fleet import actions as fleet_actions
+from controlplane.fleet.models import Pool
+from controlplane.keys.actions import issue_key, revoke_key
 from controlplane.keys.models import ApiKey
+from controlplane.tenants.actions import create_tenant
 from controlplane.tenants.models import Tenant
 from controlplane.tiers import actions as tier_actions
+from controlplane.tiers.models import Tier
+from controlplane.training.actions import cancel_job, start_job
 
 pytestmark = pytest.mark.django_db
 
@@ -152,8 +163,6 @@ def test_a_change_is_in_the_audit_log_with_its_author(operator: Client, platform
 
 
 def test_the_policy_of_a_pool_is_chosen_on_its_page(operator: Client, platform: None) -> None:
-    from controlplane.fleet.models import Pool
-
     pool = Pool.objects.get()
     form = {"name": "tiny-model", "aliases": "tiny, small", "policy": "fifo", "tokenizer_path": "", "scheduling": ""}
     assert operator.post(reverse("console:pool", args=[pool.id]), form).status_code == 302
@@ -172,3 +181,188 @@ def test_an_unknown_id_is_a_page_with_404(operator: Client) -> None:
     answer = operator.get(reverse("console:tenant", args=["ten_nobody"]))
     assert answer.status_code == 404
     assert "ten_nobody" in answer.content.decode()
+
+
+def test_a_page_allows_scripts_and_styles_of_this_host_only_and_is_stored_nowhere(operator: Client) -> None:
+    answer = operator.get(reverse("console:tenants"))
+    policy = dict(part.split(" ", 1) for part in answer.headers["content-security-policy"].split("; "))
+    assert policy == {
+        "default-src": "'none'",
+        "script-src": "'self'",
+        "style-src": "'self'",
+        "img-src": "'self' data:",
+        "connect-src": "'self'",
+        "form-action": "'self'",
+        "frame-ancestors": "'none'",
+        "base-uri": "'none'",
+    }
+    assert answer.headers["cache-control"] == "no-store"
+    page = answer.content.decode()
+    assert not re.search(r"<style|style=|<script(?![^>]* src=)|\son[a-z]+=", page)
+
+
+def test_only_the_api_documentation_may_use_style_attributes(operator: Client) -> None:
+    page = operator.get("/api/v1/docs")
+    assert "style-src 'self' 'unsafe-inline'" in page.headers["content-security-policy"]
+    assert "script-src 'self';" in page.headers["content-security-policy"]
+    assert not re.search(r"<script(?![^>]* src=)", page.content.decode())
+    script = operator.get("/api/v1/docs?script=")
+    assert script.headers["content-type"].startswith("application/javascript")
+
+
+def test_a_fragment_of_somebody_signed_out_reloads_the_page_instead_of_filling_it() -> None:
+    answer = Client().get(reverse("console:live_fragment"), headers={"hx-request": "true"})
+    assert answer.headers["hx-refresh"] == "true"
+    assert answer.content == b""
+
+
+def test_two_people_cannot_overwrite_each_other(operator: Client, platform: None) -> None:
+    tenant = make_tenant(operator)
+    page = reverse("console:tenant", args=[tenant.id])
+    shown = operator.get(page).context["form"].initial["version"]
+    form = {"name": "Web chat", "slug": "web-chat", "tiers": ["batch"], "default_tier": "batch", "max_queued": "100",
+            "version": shown}  # fmt: skip
+    assert operator.post(page, {**form, "weight": "5"}).status_code == 302
+    late = operator.post(page, {**form, "weight": "7"})
+    assert "Somebody else changed this meanwhile" in late.content.decode()
+    tenant.refresh_from_db()
+    assert tenant.weight == 5.0
+
+
+@pytest.mark.parametrize("name", ["tenant", "pool", "tier", "backend"])
+def test_a_page_that_changes_a_row_remembers_its_version(name: str, operator: Client, platform: None) -> None:
+    pool = Pool.objects.get()
+    backend = fleet_actions.create_backend(actor=SYSTEM, pool=pool.id, name="one", url="http://10.0.0.7:3000")
+    parts = {
+        "tenant": [make_tenant(operator).id],
+        "pool": [pool.id],
+        "tier": [Tier.objects.get(name="batch").id],
+        "backend": [pool.id, backend.id],
+    }[name]
+    page = operator.get(reverse(f"console:{name}", args=parts)).content.decode()
+    assert re.search(r'<input type="hidden" name="version" value="1"', page)
+
+
+def test_an_expired_key_is_shown_as_expired(operator: Client, platform: None) -> None:
+    tenant = make_tenant(operator)
+    key, _ = issue_key(actor=SYSTEM, tenant_id=tenant.id, name="short", expires_at=utc_now() + timedelta(hours=1))
+    page = reverse("console:tenant", args=[tenant.id])
+    assert "expired" not in operator.get(page).content.decode()
+    ApiKey.objects.filter(pk=key.pk).update(expires_at=utc_now() - timedelta(seconds=1))
+    assert '<span class="badge warn">expired</span>' in operator.get(page).content.decode()
+
+
+def test_a_live_key_is_shown_before_revoked_ones(
+    operator: Client, platform: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tenant_views, "PAGE", 2)
+    tenant = make_tenant(operator)
+    live, *others = (issue_key(actor=SYSTEM, tenant_id=tenant.id, name=f"k{n}")[0] for n in range(4))
+    for key in others:
+        revoke_key(actor=SYSTEM, key_id=key.id)
+    page = operator.get(reverse("console:tenant", args=[tenant.id])).content.decode()
+    assert live.public_id in page
+    assert sum(key.public_id in page for key in others) == 1
+    assert "REST lists all of them" in page
+
+
+def test_tenants_are_paged_by_short_name(operator: Client, platform: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tenant_views, "PAGE", 2)
+    for n in range(5):
+        create_tenant(actor=SYSTEM, name=f"Team {n}", slug=f"team-{n}", tiers=["batch"], default_tier="batch")
+    seen: list[str] = []
+    address: str | None = reverse("console:tenants") + "?q=team"
+    while address is not None:
+        page = operator.get(address).content.decode()
+        seen += re.findall(r">(Team \d)<", page)
+        further = re.search(r'href="(\?q=team&amp;after=[^"]+)"', page)
+        address = reverse("console:tenants") + further[1].replace("&amp;", "&") if further else None
+    assert seen == [f"Team {n}" for n in range(5)]
+
+
+@pytest.mark.parametrize("name", ["tenants", "tenant", "tiers", "pools", "jobs", "audit", "live", "usage"])
+def test_a_page_asks_the_database_no_more_often_when_there_is_more_to_show(
+    name: str, operator: Client, platform: None
+) -> None:
+    tenant = make_tenant(operator)
+    address = reverse(f"console:{name}", args=[tenant.id] if name == "tenant" else [])
+
+    def n_queries() -> int:
+        with CaptureQueriesContext(connection) as captured:
+            assert operator.get(address).status_code == 200
+        return len(captured)
+
+    def add(number: int) -> None:
+        label = f"more-{number}"
+        tier_actions.create_tier(actor=SYSTEM, name=label, rank=number)
+        create_tenant(actor=SYSTEM, name=label, slug=label, tiers=["batch", label], default_tier=label)
+        pool = fleet_actions.create_pool(actor=SYSTEM, name=label, aliases=[f"{label}-alias"])
+        fleet_actions.create_backend(actor=SYSTEM, pool=pool.id, name="one", url=f"http://10.0.0.{number}:3000")
+        issue_key(actor=SYSTEM, tenant_id=tenant.id, name=label, default_pool=pool.id, tiers=["batch"])
+        job = start_job(actor=SYSTEM)
+        cancel_job(actor=SYSTEM, job_id=job.id)
+
+    add(1)
+    few = n_queries()
+    for number in range(2, 6):
+        add(number)
+    assert n_queries() <= few
+
+
+@pytest.mark.parametrize("query", ["from_day=x", "to_day=0001-01-01", "from_day=9999-12-30&to_day=9999-12-31",
+                                   "from_day=2026-02-02&to_day=2026-02-01", "from_day=2020-01-01"])  # fmt: skip
+def test_days_that_cannot_be_reported_are_named_on_page_and_csv(operator: Client, query: str) -> None:
+    page = operator.get(f"{reverse('console:usage')}?{query}")
+    assert page.status_code == 200
+    assert 'class="error" role="alert"' in page.content.decode()
+    assert operator.get(f"{reverse('console:usage_csv')}?{query}").status_code == 422
+
+
+@pytest.mark.parametrize("name", ["tenants", "audit", "usage"])
+def test_a_filter_with_nul_finds_nothing_it_should_not(name: str, operator: Client) -> None:
+    for parameter in ("q", "tenant", "after"):
+        assert operator.get(f"{reverse(f'console:{name}')}?{parameter}=%00").status_code == 200
+
+
+@pytest.mark.parametrize("text", ["[1]", "5", '"x"', "true"])
+def test_knobs_that_are_no_object_are_refused_with_an_example(text: str, operator: Client, platform: None) -> None:
+    form = {"name": "tiny-model", "aliases": "", "policy": "fifo", "tokenizer_path": "", "scheduling": text}
+    for address in (reverse("console:pool_new"), reverse("console:pool", args=[Pool.objects.get().id])):
+        answer = operator.post(address, form)
+        assert answer.status_code == 200
+        assert "must be a JSON object" in answer.content.decode()
+
+
+def test_an_unknown_address_is_a_page_for_people_and_a_problem_for_programs(operator: Client) -> None:
+    page = operator.get("/nowhere/")
+    assert (page.status_code, "There is nothing at /nowhere/." in page.content.decode()) == (404, True)
+    problem = operator.get("/router/v1/nowhere")
+    assert (problem.status_code, problem.json()["code"]) == (404, "not_found")
+
+
+@pytest.mark.parametrize(
+    ("address", "content_type"), [("/tiers/", "text/html"), ("/api/v1/tiers", "application/problem+json")]
+)
+def test_a_fault_of_ours_is_500_in_the_callers_form(
+    address: str, content_type: str, operator: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(**_: object) -> None:
+        raise RuntimeError("a defect with a secret in it")
+
+    monkeypatch.setattr("controlplane.tiers.queries.tiers", broken)
+    operator.raise_request_exception = False
+    answer = operator.get(address)
+    assert answer.status_code == 500
+    assert answer.headers["content-type"].startswith(content_type)
+    assert "secret" not in answer.content.decode()
+
+
+def test_a_form_without_its_token_is_refused_in_plain_words() -> None:
+    answer = Client(enforce_csrf_checks=True).post(reverse("console:sign_in"), {"email": "a@example.org"})
+    assert answer.status_code == 403
+    assert "reload the page" in answer.content.decode()
+
+
+def test_charts_keep_tenants_of_the_same_name_apart() -> None:
+    drawn = charts.stacked_bars(title="T", days=["1 Jan"], series=[("Twin", [2.0]), ("Twin", [3.0])])
+    assert drawn.count("<title>1 Jan, Twin") == 2
