@@ -16,8 +16,8 @@ a tenant inside its share its tier's target as far as the hardware allows. Urgen
 their share: a tenant that floods a tier with a target runs out of pass and is served at its share.
 
 Cost: O(log n) amortised per decision. Urgent heads lie in heaps by deadline (on time, late); those whose tenant is out
-of pass lie in a third heap by the floor at which they may pass again. At most ``_URGENT_TRIES`` urgent heads and
-``_BACKFILL_TRIES`` others may fail per admission, so nothing scans all tenants.
+of pass lie in a third heap by the floor at which they may pass again. At most a few heads of each kind may fail per
+pass over the candidates, so nothing scans all tenants.
 
 Failure mode: with a deadline that nothing can meet, urgent heads are late and go in the order of their deadlines
 within their pass, then at their share.
@@ -36,11 +36,11 @@ from router_ext.core.fairness.base import Candidates, Standing
 from router_ext.core.fairness.counters import Counters, MinIndex
 from router_ext.core.queues import Tenant, TierQueue
 
-_URGENT_TRIES = 4
-"""Urgent heads (on time, and again late) that may fail per decision: enough to fill a gap that the first is too large
-for, few enough to stay O(1)."""
+_ON_TIME_TRIES = 3
+_LATE_TRIES = 2
+"""Urgent heads that may fail per pass: enough to fill a gap the first is too large for, few enough to stay O(1)."""
 
-_BACKFILL_TRIES = 4
+_BACKFILL_TRIES = 3
 """Other tenants tried behind a pick that waits."""
 
 _URGENT, _LATE_HEAD, _URGENT_PICK = Standing.URGENT, Standing.LATE, Standing.URGENT_PICK
@@ -154,7 +154,8 @@ class SloFair:
         if self._num_live:
             on_time: list[_Entry] = []
             late: list[_Entry] = []
-            on_time_tries = late_tries = _URGENT_TRIES
+            on_time_tries = _ON_TIME_TRIES
+            late_tries = _LATE_TRIES
             owing = self._owing(now)
             self._unpark(floor)
             try:
