@@ -31,7 +31,6 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     folder = Path(tempfile.mkdtemp(prefix="fairlane-tests-"))
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
-    os.environ["FAIRLANE_ARTIFACT_DIR"] = str(folder / "artifacts")
     if hasattr(config, "workerinput"):
         if _WORKER_ENVIRONMENT in os.environ:  # a Valkey database of its own; pytest-django does so for PostgreSQL
             number = int(config.workerinput["workerid"].removeprefix("gw")) % 15 + 1
@@ -59,6 +58,18 @@ def _start_missing_servers(config: pytest.Config, folder: Path) -> None:
         config.add_cleanup(valkey.stop)
         os.environ["REDIS_URL"] = valkey.start()
         os.environ[_WORKER_ENVIRONMENT] = "1"
+    else:
+        _refuse_used_valkey(os.environ["REDIS_URL"])
+
+
+def _refuse_used_valkey(url: str) -> None:
+    """Tests empty the database of ``REDIS_URL`` again and again; PostgreSQL's is left alone, Django makes another."""
+    import redis
+
+    with redis.Redis.from_url(url) as client:
+        n_keys = client.dbsize()
+    if n_keys:
+        raise pytest.UsageError(f"REDIS_URL names a database with {n_keys} keys, which the tests would delete")
 
 
 def _needs_servers(config: pytest.Config) -> bool:

@@ -132,7 +132,7 @@ class Folders:
         """Make the folders (0700) and, once, the secrets (0600)."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.root.chmod(0o700)
-        for name in ("secrets", "logs", "router", "model", "artifacts"):
+        for name in ("secrets", "logs", "router", "model"):
             (self.root / name).mkdir(mode=0o700, exist_ok=True)
         for name, text in (
             ("secret_key", secrets.token_urlsafe(48)),
@@ -176,7 +176,6 @@ def controlplane_environment(
             "FAIRLANE_KEY_PEPPER_FILE": str(folders.secret("key_pepper")),
             "FAIRLANE_CONSOLE_HOST": settings.console_host,
             "FAIRLANE_CONSOLE_PORT": str(settings.console_port),
-            "FAIRLANE_ARTIFACT_DIR": str(folders.root / "artifacts"),
             "FAIRLANE_BEAT_SCHEDULE_FILE": str(folders.root / "celerybeat-schedule"),
         }
     )
