@@ -162,7 +162,7 @@ class App:
             engine = self._engine(body.model, identity)
             tier = identity.tier(request.header(TIER_HEADER))
             with _watched(request.exchange):
-                limits = await engine.known_limits()
+                limits = await engine.model.known_limits()
                 generation = decode_body(body, limits)
                 measured = await measure(engine, generation, body, limits)
             if request.exchange.is_gone:
@@ -219,7 +219,7 @@ class App:
             characters=measured.characters,
         )
         agent = request.header(b"x-fairlane-agent-id")
-        limits = engine.limits()
+        limits = engine.model.limits()
         generations: list[TextGeneration | WholeGeneration] = []
         for index, prompt in enumerate(measured.prompts):
             max_new_tokens = prompt.lengths.max_new_tokens
@@ -233,9 +233,9 @@ class App:
                     prompt=prompt.text,
                     prompt_index=index,
                     prompt_tokens=prompt.lengths.prompt_tokens,
-                    eos_ids=engine.eos_ids,
-                    eos_is_complete=bool(engine.tokenizer and engine.tokenizer.eos_ids),
-                    added_ids=engine.tokenizer.added_ids if engine.tokenizer else frozenset(),
+                    eos_ids=engine.model.eos_ids,
+                    eos_is_complete=bool(engine.model.tokenizer and engine.model.tokenizer.eos_ids),
+                    added_ids=engine.model.tokenizer.added_ids if engine.model.tokenizer else frozenset(),
                     resume_class=measured.resume_class,
                 )
             spec = RequestSpec(
@@ -247,7 +247,7 @@ class App:
                 max_new_tokens=max_new_tokens,
                 predicted_output_tokens=min(predicted.median, max_new_tokens),
                 slice_tokens=max(predicted.q95, LEAST_SLICE),
-                is_sliceable=flow is not None and flow.is_sliceable and engine.is_resumable,
+                is_sliceable=flow is not None and flow.is_sliceable and engine.model.is_resumable,
                 num_sequences=generation.num_sequences if flow is None else 1,
                 affinity=spec_affinity(identity.tenant, prompt.text),
                 agent_id=agent[:64] if agent else None,
@@ -283,10 +283,10 @@ class App:
         inputs = decode_tokenize(read_body(request.path, request.header(b"content-type"), raw, max_bytes=limit))
         engine = self._engine(None, identity)
         if not engine.backends.up:
-            raise engine.no_backend()
-        member = await engine.some_member()
+            raise engine.model.no_backend()
+        member = await engine.model.some_member()
         with _watched(request.exchange):
-            async with engine.large_texts if len(raw) > LARGE_BYTES else contextlib.nullcontext():
+            async with engine.model.large_texts if len(raw) > LARGE_BYTES else contextlib.nullcontext():
                 reply = await member.client.call("POST", "/tokenize", encode_tokenize(inputs))
         if reply.status != 200:
             raise UpstreamFailed("The model server failed to tokenize")
@@ -297,14 +297,14 @@ class App:
         members = engine.backends.up or [m for m in engine.backends.members.values() if m.info is not None]
         known = [member for member in members if member.info is not None]
         if not known:
-            raise engine.no_backend()
+            raise engine.model.no_backend()
         largest = max(known, key=lambda member: member.info.max_total_tokens if member.info else 0)
         return Response(status=200, headers=[JSON], body=largest.info_body)
 
     async def _models(self, request: Request) -> Response:
         self._identify(request)
         data = [
-            {"id": engine.name, "object": "model", "created": 0, "owned_by": engine.model_id}
+            {"id": engine.name, "object": "model", "created": 0, "owned_by": engine.model.model_id}
             for engine in self._router.engines.values()
         ]
         return Response(status=200, headers=[JSON], body=orjson.dumps({"object": "list", "data": data}))

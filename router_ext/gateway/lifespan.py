@@ -294,7 +294,7 @@ class Router:
                     )
                 )
             for t in stats.tenants:
-                prompt_tokens, output_tokens = engine.tenant_tokens.get(t.tenant, (0, 0))
+                prompt_tokens, output_tokens = engine.books.tenant_tokens.get(t.tenant, (0, 0))
                 now.tenants.append(
                     TenantReading(
                         pool=engine.name,

@@ -76,13 +76,13 @@ async def measure(engine: PoolEngine, request: GenerationRequest, body: Body, li
 
 async def count(engine: PoolEngine, text: str) -> int:
     """Tokens of a prompt as TGI counts them."""
-    tokenizer = engine.tokenizer
+    tokenizer = engine.model.tokenizer
     if tokenizer is not None:
         if len(text) <= INLINE_CHARACTERS:
             return tokenizer.count(text)
-        return await asyncio.get_running_loop().run_in_executor(engine.executor, tokenizer.count, text)
-    async with engine.large_texts if len(text) * 4 > LARGE_BYTES else contextlib.nullcontext():
-        _, tokens = await engine.ask(lambda client: tokenize(client, text))
+        return await asyncio.get_running_loop().run_in_executor(engine.model.executor, tokenizer.count, text)
+    async with engine.model.large_texts if len(text) * 4 > LARGE_BYTES else contextlib.nullcontext():
+        _, tokens = await engine.model.ask(lambda client: tokenize(client, text))
         return len(tokens)
 
 
@@ -90,7 +90,7 @@ async def _measure_chat(engine: PoolEngine, request: GenerationRequest, body: Bo
     assert request.chat_body is not None
     # The client's own body: tools and everything else that the template may look at are in it.
     question = _chat_question(request, body)
-    member, (chat, reply) = await engine.ask(lambda client: chat_tokenize(client, question))
+    member, (chat, reply) = await engine.model.ask(lambda client: chat_tokenize(client, question))
     if chat is None:
         problem = decode_error(reply.status, reply.body)
         raise refusal_of(problem)

@@ -21,7 +21,8 @@ from router_ext.wire.sse import SseError, SseParser
 from router_ext.wire.tgi import BadUpstreamAnswer, ErrorKind, UpstreamError, decode_error
 
 if TYPE_CHECKING:
-    from router_ext.gateway.engine import Member, PoolEngine
+    from router_ext.gateway.engine import PoolEngine
+    from router_ext.gateway.model import Member
 
 MAX_BODY_BYTES = 64_000_000
 """Bound of one whole answer."""

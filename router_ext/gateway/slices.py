@@ -26,7 +26,8 @@ from router_ext.wire.sse import SseError, SseParser
 from router_ext.wire.tgi import ErrorKind, StreamEvent, UpstreamError, decode_error
 
 if TYPE_CHECKING:
-    from router_ext.gateway.engine import Member, PoolEngine
+    from router_ext.gateway.engine import PoolEngine
+    from router_ext.gateway.model import Member
 
 MAX_ERROR_BYTES = 65_536
 """How much of a backend's error answer is read."""
@@ -144,7 +145,7 @@ class TextGeneration:
         call = self.call
         if call.encoder is None:
             call.upstream_s = self._engine.loop.time()
-            call.encoder = encoder_for(call.request, self._engine.answer_context(call, headers))
+            call.encoder = encoder_for(call.request, self._engine.model.answer_context(headers, call.characters))
 
     def on_data(self, data: bytes) -> None:
         if self._error_status:
@@ -216,7 +217,7 @@ class TextGeneration:
         self.step = Step.ENDED
         self._close()
         if flow.learned_eos_id is not None:
-            engine.eos_ids.add(flow.learned_eos_id)
+            engine.model.eos_ids.add(flow.learned_eos_id)
         if completion.prompt_tokens != self.spec.prompt_tokens:
             call.prompt_tokens += completion.prompt_tokens - self.spec.prompt_tokens
             engine.report(self, PromptMeasured(request_id=self.request_id, prompt_tokens=completion.prompt_tokens))

@@ -142,7 +142,7 @@ async def running(tmp_path: Path) -> AsyncIterator[World]:
     router._make_client = made.make_client  # type: ignore[method-assign]
     async with router.running():
         made.router, made.app = router, App(router)
-        await router.engines["pol_main"].wait_up()
+        await router.engines["pol_main"].model.wait_up()
         yield made
 
 

@@ -1,0 +1,89 @@
+"""The end of a request in the books and in the metrics: one usage event, whatever happened."""
+
+from __future__ import annotations
+
+import asyncio
+
+from router_ext.core.ids import RequestId
+from router_ext.core.scheduler import Scheduler
+from router_ext.errors import FairlaneError
+from router_ext.gateway.call import MAX_EXPLANATION, Call
+from router_ext.obs.metrics import Metrics, TierMetrics
+from router_ext.sync.ledger import Ledger, now_us
+
+EXPLAINED_S = 1.0
+"""A wait from here on is explained in the books."""
+
+
+class Books:
+    """Writes what became of the calls of one pool.
+
+    Attributes:
+        name: the pool's public name, a label. tenant_tokens: prompt and output tokens since start, by tenant.
+    """
+
+    def __init__(self, *, name: str, ledger: Ledger, metrics: Metrics, scheduler: Scheduler) -> None:
+        self.name = name
+        self.tenant_tokens: dict[str, list[int]] = {}
+        self._loop = asyncio.get_running_loop()
+        self._ledger = ledger
+        self._metrics = metrics
+        self._scheduler = scheduler
+        self._observers: dict[str, TierMetrics] = {}
+
+    def refused(self, call: Call, error: FairlaneError) -> None:
+        """A request that was never queued: nothing is booked."""
+        self._ledger.discard(call.slot)
+        self._metrics.rejected.labels(error.code).inc()
+        self._metrics.requests.labels(self.name, call.tier, "refused", error.code).inc()
+
+    def ended(self, call: Call, *, outcome: str, code: str | None) -> None:
+        """Write the one usage event of a call, and its metrics."""
+        now = self._loop.time()
+        self._ledger.finish(
+            call.slot,
+            outcome=outcome,
+            ended_at_us=now_us(),
+            finish_reason=call.finish_reason,
+            resume_class=call.resume_class,
+            backends=call.backends,
+            error_code=code,
+            explanation=self._explain(call, outcome, now),
+        )
+        sums = self.tenant_tokens.setdefault(call.identity.tenant, [0, 0])
+        sums[0] += call.prompt_tokens if call.first_token_s is not None else 0
+        sums[1] += call.output_tokens
+        self._observe(call, outcome, code, now)
+
+    def _explain(self, call: Call, outcome: str, now: float) -> list[str]:
+        """Why a request waited or ended badly; nothing for the many that did neither, to keep the books narrow."""
+        waited_s = (now if call.dispatched_s is None else call.dispatched_s) - call.validated_s
+        if outcome == "completed" and waited_s < EXPLAINED_S and len(call.backends) < 2:
+            return []
+        waits = self._scheduler.explain(RequestId(call.slot.start.event))
+        return [*waits, *call.explanation][:MAX_EXPLANATION]
+
+    def _observe(self, call: Call, outcome: str, code: str | None, now: float) -> None:
+        seen = self._observers.get(call.tier)
+        if seen is None or seen.model != self.name:
+            seen = self._observers[call.tier] = self._metrics.for_tier(self.name, call.tier)
+        seen.ended(outcome, code or "")
+        if outcome == "expired" and code is not None:
+            self._metrics.rejected.labels(code).inc()
+        seen.duration.observe(now - call.arrived_s)
+        if call.dispatched_s is not None:
+            seen.queue_wait.observe(call.dispatched_s - call.validated_s)
+        if call.first_token_s is not None:
+            seen.ttft.observe(call.first_token_s - call.arrived_s)
+            seen.overhead.observe(call.validated_s - call.arrived_s)
+            seen.prompt_tokens.inc(call.prompt_tokens)
+            seen.output_tokens.inc(call.output_tokens)
+            last = call.last_token_s if call.last_token_s is not None else now
+            if call.output_tokens > 1:
+                seen.tpot.observe((last - call.first_token_s) / (call.output_tokens - 1))
+        if call.recomputed_tokens:
+            self._metrics.recomputed.labels(self.name).inc(call.recomputed_tokens)
+        if call.resumed_prompt_tokens:
+            self._metrics.resumed_prefill.labels(self.name).inc(call.resumed_prompt_tokens)
+        if outcome == "completed" and call.predicted_tokens and call.output_tokens:
+            seen.predicted.observe(call.predicted_tokens / call.output_tokens)
