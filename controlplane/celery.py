@@ -46,7 +46,8 @@ app.conf.update(
         },
         "training-schedule-baseline": {"task": "controlplane.training.tasks.schedule_baseline", "schedule": 3_600.0},
         "rollout-trim-revisions": {"task": "controlplane.rollout.tasks.trim_revisions", "schedule": 3_600.0},
+        "accounts-forget-sessions": {"task": "controlplane.accounts.tasks.forget_sessions", "schedule": 3_600.0},
         "common-forget-idempotency": {"task": "controlplane.common.tasks.forget_idempotency", "schedule": 3_600.0},
     },
 )
-app.autodiscover_tasks(["controlplane.common", "controlplane.rollout", "controlplane.usage", "controlplane.training"])
+app.autodiscover_tasks([f"controlplane.{name}" for name in ("accounts", "common", "rollout", "usage", "training")])

@@ -1,4 +1,4 @@
-"""The one function that writes the audit log."""
+"""The one function that writes the audit log, and the end of every use case that changes a row."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from django.db import transaction
 from controlplane.audit.models import AuditEntry
 from controlplane.common.actor import Actor
 from controlplane.common.middleware import current_request_id
+from controlplane.common.models import Record
+from controlplane.common.use_case import mark_config_changed
 
 
 def record(
@@ -48,6 +50,39 @@ def record(
         after=_plain(after),
         request_id=current_request_id(),
     )
+
+
+def save_change(
+    row: Record,
+    *,
+    actor: Actor,
+    action: str,
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    tenant: str = "",
+    publish: str = "",
+) -> None:
+    """Save a row under its next version with its audit entry; nothing happens where nothing changed.
+
+    Args:
+        action: type of the object and what was done to it, such as ``tier.updated``.
+        publish: reason of the revision that tells routers; "" where they need not know.
+    """
+    if after == before:
+        return
+    row.version += 1
+    row.save()
+    record(
+        actor=actor,
+        action=action,
+        object_type=action.partition(".")[0],
+        object_id=str(row.pk),
+        tenant=tenant,
+        before=before,
+        after=after,
+    )
+    if publish:
+        mark_config_changed(publish)
 
 
 def _plain(values: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from django.db.models import ProtectedError
 from typing_extensions import Unpack
 
-from controlplane.audit.actions import record
+from controlplane.audit.actions import record, save_change
 from controlplane.common.actor import Actor
 from controlplane.common.errors import Conflict, Invalid
 from controlplane.common.use_case import mark_config_changed, use_case
@@ -146,12 +146,14 @@ def update_pool(
     _check_pool(pool, words)
     if [pool.name, *sorted(words)] != [before["name"], *before["aliases"]]:
         _set_words(pool, words)
-    after = pool_fields(pool)
-    if after != before:
-        pool.version += 1
-        pool.save()
-        record(actor=actor, action="pool.updated", object_type="pool", object_id=pool.id, before=before, after=after)
-        mark_config_changed(f"pool {pool.name} updated")
+    save_change(
+        pool,
+        actor=actor,
+        action="pool.updated",
+        before=before,
+        after=pool_fields(pool),
+        publish=f"pool {pool.name} updated",
+    )
     return pool
 
 
@@ -161,19 +163,14 @@ def set_pool_predictor(*, actor: Actor, pool_id: str, artifact: str, digest: str
     pool = lock_version(Pool.objects.all(), "pool", pool_id, None)
     before = pool_fields(pool)
     pool.predictor_artifact, pool.predictor_digest, pool.predictor_kind = artifact, digest, kind
-    after = pool_fields(pool)
-    if after != before:
-        pool.version += 1
-        pool.save()
-        record(
-            actor=actor,
-            action="pool.predictor_set",
-            object_type="pool",
-            object_id=pool.id,
-            before=before,
-            after=after,
-        )
-        mark_config_changed(f"predictor of pool {pool.name} set")
+    save_change(
+        pool,
+        actor=actor,
+        action="pool.predictor_set",
+        before=before,
+        after=pool_fields(pool),
+        publish=f"predictor of pool {pool.name} set",
+    )
     return pool
 
 
@@ -274,19 +271,14 @@ def update_backend(
         setattr(backend, field, value)
     _check_backend(backend)
     _refuse_taken_backend(backend)
-    after = backend_fields(backend)
-    if after != before:
-        backend.version += 1
-        backend.save()
-        record(
-            actor=actor,
-            action="backend.updated",
-            object_type="backend",
-            object_id=backend.id,
-            before=before,
-            after=after,
-        )
-        mark_config_changed(f"backend {backend.name} updated")
+    save_change(
+        backend,
+        actor=actor,
+        action="backend.updated",
+        before=before,
+        after=backend_fields(backend),
+        publish=f"backend {backend.name} updated",
+    )
     return backend
 
 

@@ -9,7 +9,7 @@ import msgspec
 import structlog
 from django.db import transaction
 
-from controlplane.audit.actions import record
+from controlplane.audit.actions import record, save_change
 from controlplane.common import secrets
 from controlplane.common.actor import Actor
 from controlplane.common.clock import from_us, utc_now
@@ -74,16 +74,7 @@ def revoke_router(*, actor: Actor, router_id: str, expected_version: int | None 
     if router.revoked_at is None:
         before = router_fields(router)
         router.revoked_at = utc_now()
-        router.version += 1
-        router.save()
-        record(
-            actor=actor,
-            action="router.revoked",
-            object_type="router",
-            object_id=router.id,
-            before=before,
-            after=router_fields(router),
-        )
+        save_change(router, actor=actor, action="router.revoked", before=before, after=router_fields(router))
     return router
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from django.db import DataError
 from django.http import HttpRequest, HttpResponse
 
 from controlplane.common.problems import problem_response
@@ -23,5 +24,8 @@ def heartbeat(request: HttpRequest, router: Router) -> HttpResponse:
         return problem_response(400, "malformed", str(error))
     if not beat.router.isprintable() or not 1 <= len(beat.router) <= 100:
         return problem_response(422, "invalid", "router: 1 to 100 printable characters")
-    take_heartbeat(router=router, heartbeat=beat)
+    try:
+        take_heartbeat(router=router, heartbeat=beat)
+    except (OverflowError, DataError) as error:
+        return problem_response(422, "invalid", f"a value that cannot be kept: {error}")
     return HttpResponse(status=204)

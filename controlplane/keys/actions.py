@@ -10,7 +10,7 @@ from django.conf import settings
 from django.db.models import Q
 from typing_extensions import Unpack
 
-from controlplane.audit.actions import record
+from controlplane.audit.actions import record, save_change
 from controlplane.common import secrets
 from controlplane.common.actor import Actor
 from controlplane.common.clock import utc_now
@@ -158,20 +158,15 @@ def update_key(
     assert pool is not None
     key.default_pool, key.default_tier = pool, chosen
     key.tiers.set(tiers)
-    after = key_fields(key)
-    if after != before:
-        key.version += 1
-        key.save()
-        record(
-            actor=actor,
-            action="key.updated",
-            object_type="key",
-            object_id=key.id,
-            tenant=key.tenant_id,
-            before=before,
-            after=after,
-        )
-        mark_config_changed(f"key {key.public_id} updated")
+    save_change(
+        key,
+        actor=actor,
+        action="key.updated",
+        tenant=key.tenant_id,
+        before=before,
+        after=key_fields(key),
+        publish=f"key {key.public_id} updated",
+    )
     return key
 
 
@@ -183,18 +178,15 @@ def revoke_key(*, actor: Actor, key_id: str, expected_version: int | None = None
     if key.revoked_at is None:
         before = key_fields(key)
         key.revoked_at = utc_now()
-        key.version += 1
-        key.save()
-        record(
+        save_change(
+            key,
             actor=actor,
             action="key.revoked",
-            object_type="key",
-            object_id=key.id,
             tenant=key.tenant_id,
             before=before,
             after=key_fields(key),
+            publish=f"key {key.public_id} revoked",
         )
-        mark_config_changed(f"key {key.public_id} revoked")
     return key
 
 

@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 
 from typing_extensions import Unpack
 
-from controlplane.audit.actions import record
+from controlplane.audit.actions import record, save_change
 from controlplane.common.actor import Actor
 from controlplane.common.errors import Conflict
 from controlplane.common.use_case import mark_config_changed, use_case
@@ -126,18 +126,13 @@ def update_tenant(
     tenant.default_tier = chosen
     TenantTier.objects.filter(tenant=tenant).exclude(tier__in=rows).delete()
     TenantTier.objects.bulk_create((TenantTier(tenant=tenant, tier=t) for t in rows), ignore_conflicts=True)
-    after = tenant_fields(tenant)
-    if after != before:
-        tenant.version += 1
-        tenant.save()
-        record(
-            actor=actor,
-            action="tenant.updated",
-            object_type="tenant",
-            object_id=tenant.id,
-            tenant=tenant.id,
-            before=before,
-            after=after,
-        )
-        mark_config_changed(f"tenant {tenant.slug} updated")
+    save_change(
+        tenant,
+        actor=actor,
+        action="tenant.updated",
+        tenant=tenant.id,
+        before=before,
+        after=tenant_fields(tenant),
+        publish=f"tenant {tenant.slug} updated",
+    )
     return tenant

@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 from django.db.models import ProtectedError
 from typing_extensions import Unpack
 
-from controlplane.audit.actions import record
+from controlplane.audit.actions import record, save_change
 from controlplane.common.actor import Actor
 from controlplane.common.errors import Conflict
 from controlplane.common.use_case import mark_config_changed, use_case
@@ -70,12 +70,14 @@ def update_tier(
     for field, value in changes.items():
         setattr(tier, field, value)
     _check(tier)
-    after = tier_fields(tier)
-    if after != before:
-        tier.version += 1
-        tier.save()
-        record(actor=actor, action="tier.updated", object_type="tier", object_id=tier.id, before=before, after=after)
-        mark_config_changed(f"tier {tier.name} updated")
+    save_change(
+        tier,
+        actor=actor,
+        action="tier.updated",
+        before=before,
+        after=tier_fields(tier),
+        publish=f"tier {tier.name} updated",
+    )
     return tier
 
 

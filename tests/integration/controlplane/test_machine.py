@@ -315,6 +315,13 @@ class TestHeartbeat:
     def test_an_impossible_instance_is_refused(self, router: RouterAndHeaders, name: str) -> None:
         assert beat(router[1], router=name) == 422
 
+    @pytest.mark.parametrize("field", [{"applied_at_us": 10**18}, {"version": "a\0b"}, {"applied_revision": 2**63 - 1}])
+    def test_a_value_that_cannot_be_kept_is_no_fault_of_ours(
+        self, router: RouterAndHeaders, field: dict[str, Any]
+    ) -> None:
+        assert beat(router[1], **field) == (204 if "applied_revision" in field else 422)
+        assert beat(router[1], router="another") == 204
+
 
 @pytest.mark.django_db
 def test_an_artifact_is_served_by_its_digest_to_routers_only(router: RouterAndHeaders) -> None:

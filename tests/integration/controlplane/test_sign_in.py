@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.contrib.sessions.models import Session
 from django.test import Client
 
 from controlplane.accounts.actions import authenticate_password, reset_password
 from controlplane.accounts.models import User
+from controlplane.accounts.tasks import forget_sessions
 from controlplane.common.actor import Actor
+from controlplane.common.clock import utc_now
 from controlplane.common.errors import TooManyAttempts
 from controlplane.common.valkey import valkey
 from tests.support.control_plane import make_user
@@ -84,3 +88,12 @@ def test_a_reset_signs_out_whoever_was_signed_in(user: User, system: Actor) -> N
     assert client.get("/api/v1/tiers").status_code == 200
     reset_password(actor=system, user_id=user.id)
     assert client.get("/api/v1/tiers").status_code == 401
+
+
+def test_only_expired_sessions_are_forgotten(user: User) -> None:
+    client = Client()
+    client.force_login(user)
+    Session.objects.create(session_key="old", session_data="", expire_date=utc_now() - timedelta(seconds=1))
+    forget_sessions()
+    assert not Session.objects.filter(pk="old").exists()
+    assert client.get("/api/v1/tiers").status_code == 200

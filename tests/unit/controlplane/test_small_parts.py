@@ -42,3 +42,12 @@ def test_no_cell_begins_a_formula(text: str) -> None:
 
 def test_harmless_cells_stay_as_they_are() -> None:
     assert safe_text("Chatbot = fine") == "Chatbot = fine"
+
+
+def test_every_scheduled_task_exists() -> None:
+    from controlplane.celery import app
+
+    app.loader.import_default_modules()
+    scheduled = {entry["task"] for entry in app.conf.beat_schedule.values()}
+    assert scheduled <= set(app.tasks)
+    assert len(scheduled) == len(app.conf.beat_schedule)
