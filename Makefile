@@ -39,7 +39,7 @@ $(BIN)/python:
 
 $(VENV)/.ready-run: requirements.txt pyproject.toml | $(BIN)/python
 	@echo '== set-up 2/5: torch (the largest part)'
-	@$(PIP) install -c requirements.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(TORCH)
+	@$(if $(TORCH_INDEX),PIP_EXTRA_INDEX_URL='$(TORCH_INDEX)') $(PIP) install -c requirements.txt $(TORCH)
 	@echo '== set-up 3/5: pinned requirements'
 	@$(PIP) install -r requirements.txt
 	@echo '== set-up 4/5: the small model'
