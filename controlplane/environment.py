@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from django.core.exceptions import ImproperlyConfigured
 from psycopg import ProgrammingError
@@ -40,7 +40,7 @@ class Environment(BaseSettings):
     db_pool_size: int = Field(default=16, ge=1, le=1_000)
     console_threads: int = Field(default=64, ge=2, le=1_000)
     beat_schedule_file: Path = Path(".fairlane/celerybeat-schedule")
-    log_level: str = "INFO"
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = "INFO"
 
     @model_validator(mode="before")
     @classmethod

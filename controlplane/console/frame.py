@@ -29,6 +29,7 @@ PAGES = (
     ("usage", "Usage"),
     ("jobs", "Jobs"),
     ("audit", "Audit"),
+    ("tokens", "Tokens"),
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import URLPattern, path
 
-from controlplane.console.views import account, audit, jobs, live, pools, tenants, tiers, usage
+from controlplane.console.views import account, audit, jobs, live, pools, tenants, tiers, tokens, usage
 
 app_name = "console"
 urlpatterns: list[URLPattern] = [
@@ -37,4 +37,6 @@ urlpatterns: list[URLPattern] = [
     path("jobs/start/", jobs.start, name="job_start"),
     path("jobs/<str:job_id>/cancel/", jobs.cancel, name="job_cancel"),
     path("audit/", audit.index, name="audit"),
+    path("tokens/", tokens.index, name="tokens"),
+    path("tokens/<str:token_id>/revoke/", tokens.revoke, name="token_revoke"),
 ]

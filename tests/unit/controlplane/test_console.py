@@ -14,7 +14,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from controlplane.accounts import actions as account_actions
-from controlplane.accounts.models import Role
+from controlplane.accounts.models import OperatorToken, Role, User
 from controlplane.common.actor import system_actor
 from controlplane.common.clock import utc_now
 from controlplane.console import charts
@@ -94,7 +94,7 @@ def test_the_address_after_sign_in_stays_on_this_host() -> None:
 
 
 PAGES = ("live", "live_fragment", "tenants", "tenant_new", "tiers", "tier_new", "pools", "pool_new", "usage",
-         "usage_csv", "usage_quarantine", "jobs", "jobs_fragment", "audit")  # fmt: skip
+         "usage_csv", "usage_quarantine", "jobs", "jobs_fragment", "audit", "tokens")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -280,7 +280,7 @@ def test_tenants_are_paged_by_short_name(operator: Client, platform: None, monke
     assert seen == [f"Team {n}" for n in range(5)]
 
 
-@pytest.mark.parametrize("name", ["tenants", "tenant", "tiers", "pools", "jobs", "audit", "live", "usage"])
+@pytest.mark.parametrize("name", ["tenants", "tenant", "tiers", "pools", "jobs", "audit", "tokens", "live", "usage"])
 def test_a_page_asks_the_database_no_more_often_when_there_is_more_to_show(
     name: str, operator: Client, platform: None
 ) -> None:
@@ -299,6 +299,7 @@ def test_a_page_asks_the_database_no_more_often_when_there_is_more_to_show(
         pool = fleet_actions.create_pool(actor=SYSTEM, name=label, aliases=[f"{label}-alias"])
         fleet_actions.create_backend(actor=SYSTEM, pool=pool.id, name="one", url=f"http://10.0.0.{number}:3000")
         issue_key(actor=SYSTEM, tenant_id=tenant.id, name=label, default_pool=pool.id, tiers=["batch"])
+        account_actions.issue_token(actor=SYSTEM, user=User.objects.get(), name=label, scopes=["admin.read"])
         job = start_job(actor=SYSTEM)
         cancel_job(actor=SYSTEM, job_id=job.id)
 
@@ -366,3 +367,23 @@ def test_a_form_without_its_token_is_refused_in_plain_words() -> None:
 def test_charts_keep_tenants_of_the_same_name_apart() -> None:
     drawn = charts.stacked_bars(title="T", days=["1 Jan"], series=[("Twin", [2.0]), ("Twin", [3.0])])
     assert drawn.count("<title>1 Jan, Twin") == 2
+
+
+def test_an_operator_issues_a_token_that_works_until_it_is_revoked(operator: Client) -> None:
+    page = reverse("console:tokens")
+    answer = operator.post(page, {"name": "export", "scopes": ["admin.read"], "expires_at": ""})
+    text = re.search(r'id="token-text">(flt_[0-9a-zA-Z_]+)<', answer.content.decode())
+    assert text is not None
+    assert text[1] not in operator.get(page).content.decode()
+    headers = {"authorization": f"Bearer {text[1]}"}
+    assert Client().get("/api/v1/tenants", headers=headers).status_code == 200
+    assert Client().post("/api/v1/tenants", headers=headers).status_code == 403
+    operator.post(reverse("console:token_revoke", args=[OperatorToken.objects.get().id]))
+    assert Client().get("/api/v1/tenants", headers=headers).status_code == 401
+    assert "revoked" in operator.get(page).content.decode()
+
+
+def test_a_viewer_issues_no_token() -> None:
+    answer = signed_in(Role.VIEWER).post(reverse("console:tokens"), {"name": "x", "scopes": ["admin.read"]})
+    assert "lacks the scope" in answer.content.decode()
+    assert not OperatorToken.objects.exists()

@@ -42,6 +42,7 @@ def test_a_missing_variable_is_named(environ: pytest.MonkeyPatch, name: str) -> 
         ("FAIRLANE_KEY_PEPPER", "ab" * 31),
         ("FAIRLANE_KEY_PEPPER", "zz" * 32),
         ("FAIRLANE_CONSOLE_PORT", "70000"),
+        ("FAIRLANE_LOG_LEVEL", "LOUD"),
     ],
 )
 def test_a_wrong_value_is_refused_without_showing_it(environ: pytest.MonkeyPatch, name: str, value: str) -> None:
