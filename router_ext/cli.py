@@ -53,6 +53,13 @@ class UsageError(Exception):
     """Wrong words on the command line."""
 
 
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows the defaults that say something: not those of switches, nor of options that may be left out."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default in (None, False) else super()._get_help_string(action)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -62,6 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not words or (words[0] in ("-h", "--help") and len(words) == 1):
         print(_overview())
         return 0 if words else 2
+    if len(words) == 2 and words[1] in ("-h", "--help") and isinstance(COMMANDS.get(words[0]), Mapping):
+        print(_overview(words[0]))
+        return 0
     try:
         name, command, rest = _find(words)
     except UsageError as error:
@@ -75,8 +85,6 @@ def _find(words: list[str]) -> tuple[str, Command, list[str]]:
     found = COMMANDS[name]
     if isinstance(found, Command):
         return name, found, rest
-    if rest in (["-h"], ["--help"]):
-        raise UsageError(f"{name} needs one of: {', '.join(found)}")
     subject, rest = _take(rest, found, f"subject of `{name}`")
     return f"{name} {subject}", found[subject], rest
 
@@ -104,7 +112,7 @@ def _run(name: str, command: Command, words: list[str]) -> int:
         prog=f"fairlane {name}",
         description=command.help[0].upper() + command.help[1:] + ".",
         allow_abbrev=False,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     module.add_arguments(parser)
     arguments = parser.parse_intermixed_args(words)
@@ -123,9 +131,12 @@ def _run(name: str, command: Command, words: list[str]) -> int:
         return 1
 
 
-def _overview() -> str:
+def _overview(group: str | None = None) -> str:
+    """All commands, or those of one group."""
     lines = ["usage: fairlane COMMAND [options]", "", "commands:"]
     for name, found in COMMANDS.items():
+        if group not in (None, name):
+            continue
         subjects = {name: found} if isinstance(found, Command) else {f"{name} {k}": c for k, c in found.items()}
         lines += [f"  {full:<18} {command.help}" for full, command in subjects.items()]
     return "\n".join([*lines, "", "`fairlane COMMAND --help` explains a command's options."])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import errno
 import signal
 import socket
 import sys
@@ -195,7 +196,9 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as e:
         listener.close()
-        raise StartError(f"cannot use port {port} on {host}: {e.strerror}") from e
+        if e.errno == errno.EADDRINUSE:
+            raise StartError(f"port {port} on {host} is busy: another program listens there") from e
+        raise StartError(f"cannot listen on {host}:{port}: {e.strerror}") from e
     return listener
 
 

@@ -56,6 +56,10 @@ def run(args: argparse.Namespace) -> int:
             finish = reason or finish
             if not args.json:
                 print(piece, end="", flush=True)
+    except requests.ConnectionError as error:
+        if first is None and "Connection refused" in str(error):
+            raise AskFailed(f"nobody listens at {url}: start the stack with `make run` (or `fairlane up`)") from None
+        raise AskFailed(f"the connection to {url} broke: {error}") from None
     except requests.RequestException as error:
         raise AskFailed(f"no answer from {url}: {error}") from None
     if finish is None:

@@ -27,6 +27,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from text_generation import AsyncClient
 
+from router_ext.core.config import POLICIES as KNOWN_POLICIES
 from router_ext.errors import SettingsError
 from router_ext.ops.credentials import Credentials, read_credentials
 
@@ -83,7 +84,12 @@ class Outcome:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--policy", action="append", help="policy to run; may be repeated (fifo, then slo-fair)")
+    parser.add_argument(
+        "--policy",
+        action="append",
+        choices=KNOWN_POLICIES,
+        help=f"policy to run; may be repeated (default: {', then '.join(POLICIES)})",
+    )
     parser.add_argument("--batch-requests", type=int, default=36, help="long prompts in the flood")
     parser.add_argument("--chat-interval", type=float, default=2.5, help="mean seconds between two chat requests")
     parser.add_argument("--seed", type=int, default=1, help="seed of arrivals and prompts")
@@ -345,9 +351,8 @@ def run(args: argparse.Namespace) -> int:
     except (KeyboardInterrupt, asyncio.CancelledError):
         console.print("stopped")
         return 130
-    except (SettingsError, aiohttp.ClientError) as problem:
-        console.print(f"[red]{problem}[/]")
-        return 1
+    except aiohttp.ClientError as problem:
+        raise SettingsError(f"the stack does not answer: {problem}") from None
     results = {policy: summarise(outcomes) for policy, outcomes in runs.items()}
     draw(runs, args.output)
     if args.json:

@@ -116,3 +116,20 @@ def test_overview_loads_neither_django_nor_torch_nor_a_command() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_help_of_a_group_lists_its_commands_and_succeeds(seen, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["demo", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "demo incident" in out
+    assert "ask" not in out
+
+
+def test_help_shows_only_defaults_that_say_something() -> None:
+    parser = argparse.ArgumentParser(formatter_class=cli.HelpFormatter, add_help=False)
+    parser.add_argument("--dir", help="folder")
+    parser.add_argument("--json", action="store_true", help="JSON")
+    parser.add_argument("--seed", type=int, default=1, help="of arrivals")
+    text = parser.format_help()
+    assert "of arrivals (default: 1)" in text
+    assert text.count("default") == 1
