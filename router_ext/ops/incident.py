@@ -34,6 +34,7 @@ from router_ext.ops.credentials import Credentials, read_credentials
 CHATBOT, BATCH = "chatbot", "batch"
 POLICIES = ("fifo", "slo-fair")
 CLIENT_TIMEOUT_S = 600
+TABLE_WIDTH = 96
 APPLY_LIMIT_S = 10.0
 """How long a policy switch may take to reach every router; two seconds are promised."""
 
@@ -358,7 +359,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"policies": results}))
     else:
-        Console().print(table(results))
+        output = Console()
+        # Piped into a file the table keeps its width instead of cutting words.
+        Console(width=max(output.width, TABLE_WIDTH)).print(table(results))
     for policy, outcomes in runs.items():
         for problem_text in sorted({o.error for o in outcomes if o.error is not None}):
             print(f"{policy}: {problem_text}", file=sys.stderr)
