@@ -22,6 +22,10 @@ class LinearCost:
     __slots__ = ("w_output", "w_prompt")
 
     def __init__(self, *, w_prompt: float, w_output: float) -> None:
+        self.configure(w_prompt=w_prompt, w_output=w_output)
+
+    def configure(self, *, w_prompt: float, w_output: float) -> None:
+        """Charge what is delivered from now on at other prices."""
         self.w_prompt = w_prompt
         self.w_output = w_output
 

@@ -154,3 +154,47 @@ class Placement:
                 at_s = max(at_s, now + backend.first_token_s(backend.prefill_tokens))
                 is_kv = False
         return Claim(backend, at_s, max(0, free - needed), is_kv)
+
+
+class Claims:
+    """Requests of one pass over the candidates that come first and fit nowhere, and what each of them claims."""
+
+    __slots__ = ("_claims", "_now", "_placement", "_refused", "_usable")
+
+    def __init__(self, placement: Placement, usable: list[Backend], now: float) -> None:
+        self._placement = placement
+        self._usable = usable
+        self._now = now
+        self._refused: list[tuple[Request, int, bool]] = []
+        self._claims: list[Claim | None] = []
+
+    def __len__(self) -> int:
+        return len(self._refused)
+
+    def add(self, request: Request, new_tokens: int, *, is_urgent: bool) -> None:
+        """The request fits nowhere and goes before all that are tried after it."""
+        self._refused.append((request, new_tokens, is_urgent))
+
+    def outdate(self) -> None:
+        """Somebody was admitted: where the others will fit soonest has to be looked for anew."""
+        self._claims.clear()
+
+    def unclaimed(self, options: list[tuple[Backend, int]], *, is_backfill: bool) -> list[tuple[Backend, int]]:
+        """Options that take nothing from those who come first. Claims are computed here, on first need.
+
+        Backfill may use what a claimant leaves over, unless that one is urgent.
+        """
+        claims = self._claims
+        for request, new_tokens, is_urgent in self._refused[len(claims) :]:
+            claims.append(self._placement.claim(request, new_tokens, self._usable, self._now, is_urgent=is_urgent))
+        left = []
+        for option in options:
+            backend, blocks = option
+            for claim, (_, _, is_urgent) in zip(claims, self._refused, strict=True):
+                if claim is None or claim.backend is not backend:
+                    continue
+                if is_urgent or not is_backfill or not claim.is_kv or blocks > claim.spare_blocks:
+                    break
+            else:
+                left.append(option)
+        return left

@@ -1,0 +1,299 @@
+"""The books of every request, from its arrival to its end: where it is, what it has received, what was charged.
+
+    enqueue --> dispatch --> deliver ... --> leave --> end            complete, failed, cancelled
+                                              `--> resume --> ...     slice end, retry: back into its queue
+
+One method per step of a request's life. Each leaves queues, running counts, service counters, clocks and the policy's
+view in agreement; none decides anything. Whether a step is legal is ``lifecycle``'s affair, asked before anything
+changes.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from router_ext.core.actions import Dispatch
+from router_ext.core.admission import Backend
+from router_ext.core.config import PoolConfig
+from router_ext.core.cost import LinearCost
+from router_ext.core.events import RequestSpec
+from router_ext.core.explain import WaitClock, waiting_reasons
+from router_ext.core.fairness.base import FairnessPolicy, Standing
+from router_ext.core.fleet import Fleet
+from router_ext.core.ids import RequestId
+from router_ext.core.lifecycle import State, Trigger, advance
+from router_ext.core.queues import Tenant, TierQueue, WaitingRoom
+from router_ext.core.request import Request
+from router_ext.core.slicing import plan
+from router_ext.core.tenants import Tenants
+from router_ext.core.tiers import Tiers
+
+_REMEMBERED = 1_024
+"""Ended requests whose explanation can still be read."""
+
+_SAMPLE_TOKENS = 16
+"""A running request's step time is taken over so many tokens: single gaps are noise."""
+
+_REASONS = {
+    Standing.URGENT: "urgent: its tenant is within its share and the deadline can be met",
+    Standing.LATE: "urgent: its tenant is within its share, the deadline has passed or cannot be met",
+    Standing.URGENT_PICK: "in turn and urgent: its tenant has received the least service for its weight",
+    Standing.PICK: "in turn: its tenant has received the least service for its weight",
+    Standing.BACKFILL: "behind the request in turn, which waits: takes only what that one leaves",
+    Standing.HEAD: "in turn: first in the queue",
+}
+
+
+class Books:
+    """See the module.
+
+    Attributes:
+        policy: the fairness policy in force, told of every change it keeps an index of.
+        requests: everybody who waits or runs.
+        num_running, num_output: requests running now; output tokens kept so far, over all requests.
+    """
+
+    __slots__ = (
+        "_aging_ratio",
+        "_config",
+        "_ended",
+        "_fleet",
+        "_is_gamma",
+        "_next_seq",
+        "_next_ticket",
+        "_num_taken",
+        "_tenants",
+        "_tiers",
+        "clock",
+        "cost",
+        "num_output",
+        "num_running",
+        "policy",
+        "requests",
+        "room",
+    )
+
+    def __init__(self, *, cost: LinearCost, room: WaitingRoom, tenants: Tenants, tiers: Tiers, fleet: Fleet) -> None:
+        self.policy: FairnessPolicy
+        self.cost = cost
+        self.room = room
+        self.clock = WaitClock()
+        self.requests: dict[RequestId, Request] = {}
+        self.num_running = 0
+        self.num_output = 0
+        self._config: PoolConfig
+        self._tenants = tenants
+        self._tiers = tiers
+        self._fleet = fleet
+        self._ended: OrderedDict[RequestId, Request] = OrderedDict()
+        self._next_seq = 1
+        self._next_ticket = 1
+        self._num_taken = 0
+
+    def adopt(self, config: PoolConfig, policy: FairnessPolicy) -> None:
+        """Keep the books by another configuration and policy."""
+        self._config = config
+        self._is_gamma = bool(config.gamma)
+        self._aging_ratio = config.aging_ratio
+        self.policy = policy
+
+    def open(self, spec: RequestSpec, tenant: Tenant, queue: TierQueue, now: float) -> Request:
+        """A record for a request that has arrived; it counts for nothing until it is queued."""
+        request = Request(spec, tenant=tenant, queue=queue, seq=self._next_seq, arrival_s=now)
+        self._next_seq += 1
+        return request
+
+    # --- waiting ---------------------------------------------------------------------------------------------------
+
+    def plan(self, request: Request) -> bool:
+        """Set the next slice; whether any configured backend could ever hold it."""
+        return plan(request, self._config, is_sliced=self.policy.is_gated)
+
+    def enqueue(self, request: Request, trigger: Trigger, now: float) -> None:
+        """The request waits, its slice planned."""
+        request.state = advance(request.state, trigger)
+        self.requests[request.request_id] = request
+        tenant = request.tenant
+        was_backlogged = tenant.num_queued > 0
+        self.room.add(request, at_front=trigger is Trigger.RETRY)
+        request.mark = self.clock.mark(now, tenant.num_dispatched)
+        if not was_backlogged:
+            self.policy.backlogged(tenant)
+        if request.queue.head is request:
+            self.policy.head_changed(request.queue)
+
+    def dequeue(self, request: Request, now: float) -> None:
+        """The request waits no longer, whatever the reason."""
+        tenant = request.tenant
+        was_head = request.queue.head is request
+        self.room.remove(request)
+        if request.mark is not None:
+            request.waited.append((request.mark, self.clock.mark(now, tenant.num_dispatched)))
+            request.mark = None
+        if tenant.num_queued == 0:
+            self.policy.idle(tenant)
+        if was_head:
+            self.policy.head_changed(request.queue)
+
+    def resume(self, request: Request, trigger: Trigger, dropped: int, next_prompt: int, now: float) -> bool:
+        """Put a request that ran back into its queue, keeping what it has.
+
+        Returns:
+            whether any configured backend could ever hold its next slice.
+        """
+        request.output_tokens = max(0, request.output_tokens - dropped)
+        request.recomputed_tokens += dropped
+        if next_prompt > 0:
+            request.input_tokens = next_prompt
+        request.is_resumed = True
+        can_fit = self.plan(request)
+        self.enqueue(request, trigger, now)
+        return can_fit
+
+    # --- running ---------------------------------------------------------------------------------------------------
+
+    def dispatch(
+        self, request: Request, standing: Standing, backend: Backend, blocks: int, new_tokens: int, now: float
+    ) -> Dispatch:
+        """The request starts on a backend: reserve, charge what was not paid, say so."""
+        tenant = request.tenant
+        tenant.note_admission(request, self._aging_ratio)
+        self.dequeue(request, now)
+        request.state = advance(request.state, Trigger.DISPATCH)
+        request.standing = standing
+        request.backend = backend
+        request.blocks = blocks
+        request.ticket = self._next_ticket
+        self._next_ticket += 1
+        request.dispatched_s = now
+        request.slice_tokens = new_tokens
+        request.slice_output = 0
+        request.sampled_output = 0
+        backend.start(request, blocks, now)
+        if not request.is_sliceable:
+            self._fleet.assume_first_token(request, backend, now)
+        segment = request.segment
+        request.segment = segment + 1
+        tenant.num_running += 1
+        tenant.num_dispatched += 1
+        self.num_running += 1
+        self.clock.num_dispatched += 1
+        unpaid = self.cost.admit(request)
+        if unpaid:
+            tenant.prompt_tokens += unpaid
+        if self._is_gamma:
+            _update_expected(request)
+        if unpaid:
+            self.policy.charge(tenant, self.cost.w_prompt * unpaid)
+        return Dispatch(
+            request_id=request.request_id,
+            backend=backend.backend_id,
+            slice_tokens=new_tokens if request.is_sliceable else request.remaining_tokens(),
+            segment=segment,
+            reason=_REASONS[standing],
+        )
+
+    def measure(self, request: Request, prompt_tokens: int) -> None:
+        """The true length of what the present segment sends is known; what rests on the estimate is settled."""
+        if request.input_tokens == request.prompt_tokens:
+            # The segment sends the client's own prompt, nothing generated: what was charged rests on the estimate.
+            request.prompt_tokens = prompt_tokens
+            if request.paid_in:
+                tokens = self.cost.correct_prompt(request)
+                request.tenant.prompt_tokens += tokens
+                self.policy.charge(request.tenant, self.cost.w_prompt * tokens)
+        request.input_tokens = prompt_tokens
+
+    def deliver(self, request: Request, tokens: int, now: float) -> bool:
+        """``tokens`` more arrived (at least 1): count and charge them. Whether the slice's first one is among them."""
+        state = request.state
+        is_first = state is not State.DECODING
+        if is_first:
+            request.state = advance(state, Trigger.FIRST_TOKEN)
+            self._first_token(request, now)
+        request.output_tokens += tokens
+        request.slice_output += tokens
+        self.num_output += tokens
+        unpaid = self.cost.output(request)
+        if unpaid:
+            tenant = request.tenant
+            tenant.output_tokens += unpaid
+            if self._is_gamma:
+                _update_expected(request)
+            self.policy.charge(tenant, self.cost.w_output * unpaid)
+        if request.slice_output - request.sampled_output >= _SAMPLE_TOKENS:
+            _sample_step(request, now)
+        return is_first
+
+    def take_new_output(self) -> int:
+        """Output tokens delivered since this was asked last."""
+        tokens = self.num_output - self._num_taken
+        self._num_taken = self.num_output
+        return tokens
+
+    def leave(self, request: Request, now: float) -> Backend:
+        """The running slice is over. Seats go at once; the KV is the caller's to free, now or after a lag."""
+        backend = request.backend
+        assert backend is not None
+        if request.slice_output > request.sampled_output:
+            _sample_step(request, now)
+        backend.stop(request)
+        request.backend = None
+        request.last_backend = backend
+        request.tenant.num_running -= 1
+        self.num_running -= 1
+        if request.expected_rest:
+            request.tenant.expected_rest -= request.expected_rest
+            request.expected_rest = 0
+            self.policy.charge(request.tenant, 0.0)
+        return backend
+
+    def _first_token(self, request: Request, now: float) -> None:
+        backend = request.backend
+        assert backend is not None
+        backend.first_token(request, now)
+        self._fleet.speed_changed()
+        request.first_token_s = request.sampled_s = now
+        request.sampled_output = 1
+        self._tiers.touch(self._tiers.get(request.queue.name), now)
+
+    # --- ended -----------------------------------------------------------------------------------------------------
+
+    def end(self, request: Request, state: State) -> None:
+        """The request is in its terminal state and gone but for its explanation."""
+        request.state = state
+        del self.requests[request.request_id]
+        self._ended[request.request_id] = request
+        if len(self._ended) > _REMEMBERED:
+            self._ended.popitem(last=False)
+        self._tenants.drop_idle(request.tenant)
+
+    def explain(self, request_id: RequestId, now: float) -> list[str]:
+        """Why a request waited, in sentences; empty if it is unknown or forgotten."""
+        request = self.requests.get(request_id)
+        if request is None:
+            request = self._ended.get(request_id)
+            return [] if request is None else waiting_reasons(request, None)
+        now_mark = self.clock.mark(now, request.tenant.num_dispatched) if request.mark is not None else None
+        return waiting_reasons(request, now_mark)
+
+
+def _sample_step(request: Request, now: float) -> None:
+    """Let the backend learn its step time from the tokens since the last sample."""
+    backend = request.backend
+    assert backend is not None
+    tokens = request.slice_output - request.sampled_output
+    if tokens > 0 and now > request.sampled_s:
+        backend.step_fit.observe(backend.num_running, (now - request.sampled_s) / tokens)
+    request.sampled_s = now
+    request.sampled_output = request.slice_output
+
+
+def _update_expected(request: Request) -> None:
+    """Keep the tenant's predicted tokens in flight, which the decision key may use."""
+    expected = 0
+    if request.state.is_running:
+        rest = request.predicted_output_tokens - request.output_tokens
+        expected = max(0, min(rest, request.slice_tokens - request.slice_output))
+    request.tenant.expected_rest += expected - request.expected_rest
+    request.expected_rest = expected

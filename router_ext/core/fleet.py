@@ -1,0 +1,130 @@
+"""The backends of one pool: which may be given work, which streams are closing, how long nobody could be served.
+
+Owns the list of backends and everything about them that changes with time alone:
+
+- *release lags*: TGI frees the KV of a closed stream at the end of the running step (of the whole prefill, if the
+  prompt was still being processed). Until then the blocks stay in the ledger.
+- *assumed prefills*: work that is not streamed upstream shows no first token; its prompt counts as processed after
+  twice the estimate, lest it close the prefill gate for the whole answer.
+- *the outage clock*: since when no backend has been usable.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Mapping
+
+from router_ext.core.admission import Backend
+from router_ext.core.config import BackendConfig
+from router_ext.core.ids import BackendId
+from router_ext.core.request import Request
+
+
+class Fleet:
+    """See the module.
+
+    Attributes:
+        backends: all of them by id, retired ones included while something is left on them.
+        usable: those that may be given work, in the order of their ids.
+        down_since: instant since when none has been usable, None while one is (or none was looked for yet).
+        lags: heap of (instant, ticket, backend, whether KV is freed).
+    """
+
+    __slots__ = ("_fastest", "backends", "down_since", "lags", "usable")
+
+    def __init__(self) -> None:
+        self.backends: dict[BackendId, Backend] = {}
+        self.usable: list[Backend] = []
+        self.down_since: float | None = None
+        self.lags: list[tuple[float, int, Backend, bool]] = []
+        self._fastest: Backend | None = None
+
+    # --- who is there ----------------------------------------------------------------------------------------------
+
+    def apply(self, stated: Mapping[BackendId, BackendConfig], requests: Collection[Request]) -> None:
+        """Take over what the operator states; what runs stays. Follow with ``refresh``."""
+        backends = self.backends
+        for backend in backends.values():
+            backend.is_retired = backend.backend_id not in stated
+            backend.is_up = backend.is_up and not backend.is_retired
+        for backend_id, config in stated.items():
+            known = backends.get(backend_id)
+            if known is None:
+                backends[backend_id] = Backend(config)
+                continue
+            rule = (known.block_size, known.config.speculate)
+            known.apply(config)
+            if rule != (config.block_size, config.speculate):
+                for request in requests:
+                    if request.backend is known:
+                        known.correct(request, known.blocks(request, request.slice_tokens))
+        for backend_id in [b.backend_id for b in backends.values() if b.is_retired and not b.ledger.holdings]:
+            del backends[backend_id]
+        for index, backend_id in enumerate(sorted(backends)):
+            backends[backend_id].index = index
+
+    def refresh(self, now: float) -> None:
+        """See anew which backends may be given work."""
+        self._fastest = None
+        self.usable = sorted((b for b in self.backends.values() if b.is_usable), key=lambda backend: backend.index)
+        if self.usable:
+            self.down_since = None
+        else:
+            self.start_outage(now)
+
+    def start_outage(self, now: float) -> None:
+        """Start the outage clock, if no backend is usable and it does not run yet."""
+        if not self.usable and self.down_since is None:
+            self.down_since = now
+
+    # --- what ends with time ---------------------------------------------------------------------------------------
+
+    def close(self, backend: Backend, ticket: int, at_s: float) -> None:
+        """The stream was closed; TGI frees its KV at ``at_s``."""
+        heapq.heappush(self.lags, (at_s, ticket, backend, True))
+
+    def assume_first_token(self, request: Request, backend: Backend, now: float) -> None:
+        """A dispatch has just started whose first token may stay unseen until the whole answer comes."""
+        over = now + 2.0 * backend.first_token_s(request.prefill_ahead_tokens)
+        heapq.heappush(self.lags, (over, request.ticket, backend, False))
+
+    def end_lags(self, now: float) -> None:
+        """Free what is due at ``now``."""
+        lags = self.lags
+        while lags and lags[0][0] <= now:
+            _, ticket, backend, is_freed = heapq.heappop(lags)
+            if is_freed:
+                backend.free(ticket)
+            else:
+                backend.prefill_over(ticket)
+
+    def closing(self) -> set[tuple[BackendId, int]]:
+        """Tickets of closed streams whose KV is not free yet."""
+        return {(backend.backend_id, ticket) for _, ticket, backend, is_freed in self.lags if is_freed}
+
+    # --- what it can do --------------------------------------------------------------------------------------------
+
+    def most_free(self) -> int:
+        """Tokens (input plus new) that fit on the backend with the most free KV."""
+        most = 0
+        for backend in self.usable:
+            free = backend.ledger.free_blocks * backend.block_size + backend.spare_tokens
+            if free > most:
+                most = free
+        return most
+
+    def speed_changed(self) -> None:
+        """A backend's prefill was observed: which is fastest has to be looked for anew."""
+        self._fastest = None
+
+    def first_token_s(self, prompt_tokens: int) -> float:
+        """Seconds to the first token on the backend that is fastest for prompts of the size seen last.
+
+        Asked for every head whose deadline is looked at, so the fastest is looked for only when speeds change.
+        """
+        fastest = self._fastest
+        if fastest is None:
+            if not self.usable:
+                return 0.0
+            fastest = self._fastest = min(self.usable, key=lambda backend: backend.first_token_s(prompt_tokens))
+        return fastest.first_token_s(prompt_tokens)

@@ -1,0 +1,184 @@
+"""Who may not wait, or not any longer.
+
+Refused on arrival: what no backend could ever hold, what comes while no backend has been usable for
+``backend_wait_s``, and what finds the tenant's or the pool's queue full. Expired while waiting: what outstays its
+tier's ``max_queue_wait_s`` (until something of it has been shown), everybody at the end of ``backend_wait_s`` without a
+backend, and what stopped fitting because of a changed configuration or a longer prompt than estimated.
+"""
+
+from __future__ import annotations
+
+from router_ext.core.actions import Action, Expire, Reject, RejectCode
+from router_ext.core.books import Books
+from router_ext.core.config import PoolConfig
+from router_ext.core.estimates import Throughput
+from router_ext.core.fairness.counters import Counters
+from router_ext.core.fleet import Fleet
+from router_ext.core.ids import TenantId
+from router_ext.core.lifecycle import State, Trigger, advance
+from router_ext.core.request import Request
+from router_ext.core.slicing import room_tokens
+from router_ext.core.tenants import Tenants
+from router_ext.core.tiers import Tiers
+
+_FOREVER = float("inf")
+
+
+class Limits:
+    """See the module.
+
+    Attributes:
+        throughput: what the pool produces per second, from which all retry hints follow.
+    """
+
+    __slots__ = ("_books", "_config", "_counters", "_fleet", "_room", "_tenants", "_tiers", "throughput")
+
+    def __init__(
+        self, config: PoolConfig, *, books: Books, counters: Counters, tenants: Tenants, tiers: Tiers, fleet: Fleet
+    ) -> None:
+        self.throughput = Throughput()
+        self._config = config
+        self._books = books
+        self._room = books.room
+        self._counters = counters
+        self._tenants = tenants
+        self._tiers = tiers
+        self._fleet = fleet
+
+    # --- on arrival ------------------------------------------------------------------------------------------------
+
+    def refusal(self, request: Request, now: float) -> Reject | None:
+        """Why this request may not even wait, or None. Plans its first slice on the way."""
+        if not self._books.plan(request):
+            return Reject(request_id=request.request_id, code=RejectCode.TOO_LARGE, detail=self._too_large(request))
+        fleet = self._fleet
+        if not fleet.usable and fleet.down_since is not None:
+            waited = now - fleet.down_since
+            if waited >= self._config.backend_wait_s:
+                return Reject(
+                    request_id=request.request_id,
+                    code=RejectCode.NO_BACKEND,
+                    detail=f"no backend has been usable for {waited:.0f} s",
+                    retry_after_s=self._outage_hint_s(),
+                )
+        tenant = request.tenant
+        if tenant.num_queued >= tenant.max_queued:
+            return Reject(
+                request_id=request.request_id,
+                code=RejectCode.QUEUE_FULL,
+                detail=f"{tenant.num_queued} requests of this tenant are waiting, its limit is {tenant.max_queued}",
+                retry_after_s=self.drain_s(tenant.tenant_id),
+            )
+        if self._room.count >= self._config.max_queued:
+            return Reject(
+                request_id=request.request_id,
+                code=RejectCode.QUEUE_FULL,
+                detail=f"{self._room.count} requests are waiting, the pool's limit is {self._config.max_queued}",
+                retry_after_s=self.drain_s(None),
+            )
+        return None
+
+    # --- while waiting ---------------------------------------------------------------------------------------------
+
+    def watch(self, request: Request) -> None:
+        """Apply the time limit of its tier to a waiting request that has shown nothing yet."""
+        wait_s = self._tiers.get(request.queue.name).max_queue_wait_s
+        if wait_s is not None:
+            self._room.limit(request, request.arrival_s + wait_s)
+
+    def replan(self, request: Request, now: float, actions: list[Action]) -> None:
+        """The prompt of a waiting request proved longer or shorter."""
+        if self._books.plan(request):
+            self._room.note_need(request)
+        else:
+            self.expire_too_large(request, now, actions)
+
+    def apply(self, config: PoolConfig, now: float, actions: list[Action]) -> None:
+        """Hold everybody who waits against a changed configuration."""
+        self._config = config
+        self._room.forget_limits()
+        for request in list(self._room.everyone.values()):
+            if self._books.plan(request):
+                self.watch(request)
+            else:
+                self.expire_too_large(request, now, actions)
+        self._room.measure_needs()
+        self.expire_due(now, actions)
+
+    def expire_too_large(self, request: Request, now: float, actions: list[Action]) -> None:
+        """No backend can ever hold what the waiting request needs next."""
+        self._expire(request, RejectCode.TOO_LARGE, self._too_large(request), None, now, actions)
+
+    def expire_due(self, now: float, actions: list[Action]) -> None:
+        """Expire those whose time is over."""
+        for request in self._room.overdue(now):
+            if request.state is State.QUEUED:
+                allowed_s = self._tiers.get(request.queue.name).max_queue_wait_s
+                detail = f"waited {now - request.arrival_s:.1f} s, the tier allows {allowed_s:g} s"
+                self._expire(request, RejectCode.QUEUE_TIMEOUT, detail, None, now, actions)
+        down_since = self._fleet.down_since
+        if down_since is not None and now >= down_since + self._config.backend_wait_s:
+            detail = f"no backend has been usable for {now - down_since:.0f} s"
+            for request in list(self._room.everyone.values()):
+                self._expire(request, RejectCode.NO_BACKEND, detail, self._outage_hint_s(), now, actions)
+
+    def _expire(
+        self,
+        request: Request,
+        code: RejectCode,
+        detail: str,
+        retry_after_s: float | None,
+        now: float,
+        actions: list[Action],
+    ) -> None:
+        state = advance(request.state, Trigger.EXPIRE)
+        self._books.dequeue(request, now)
+        self._books.end(request, state)
+        if code is RejectCode.QUEUE_TIMEOUT:
+            # Only what still waits is ahead of another try.
+            retry_after_s = self.drain_s(request.tenant.tenant_id)
+        actions.append(Expire(request_id=request.request_id, code=code, detail=detail, retry_after_s=retry_after_s))
+
+    def next_due_s(self) -> float:
+        """The next instant at which time alone changes something; infinity if there is none."""
+        room = self._room
+        fleet = self._fleet
+        due = fleet.lags[0][0] if fleet.lags and room.count else _FOREVER
+        limit = room.next_limit_s()
+        if limit is not None and limit < due:
+            due = limit
+        if fleet.down_since is not None and room.count:
+            due = min(due, fleet.down_since + self._config.backend_wait_s)
+        return due
+
+    # --- hints -----------------------------------------------------------------------------------------------------
+
+    def drain_s(self, tenant_id: TenantId | None) -> float:
+        """Seconds until what waits now has been produced, at the measured rate; of one tenant at its share of it.
+
+        Unjittered and unbounded; 1 if nothing has been measured yet.
+        """
+        rate = self.throughput.rate
+        if not rate:
+            return 1.0
+        if tenant_id is None:
+            return self._room.queued_tokens / rate
+        tenant = self._tenants.by_id.get(tenant_id)
+        if tenant is None:
+            return 0.0
+        share = 1.0
+        if tenant.is_backlogged and self._counters.waiting_weight > 0.0:
+            share = tenant.weight / self._counters.waiting_weight
+        return tenant.queued_tokens / (rate * share)
+
+    def _outage_hint_s(self) -> float:
+        return max(1.0, self._config.backend_wait_s / 2.0)
+
+    def _too_large(self, request: Request) -> str:
+        backends = self._config.backends.values()
+        limit = max((room_tokens(b) for b in backends), default=0)
+        longest = max((b.max_input_tokens for b in backends), default=0)
+        return (
+            f"{request.input_tokens} input tokens and {request.remaining_tokens()} new tokens do not fit: no backend "
+            f"holds more than {limit} tokens of one request or takes more than {longest} input tokens"
+        )
