@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import structlog
 from structlog.typing import Processor
 
 from controlplane.environment import read_environment
 
 ENVIRONMENT = read_environment()
-BASE_DIR = Path(__file__).resolve().parent
 
 SECRET_KEY = ENVIRONMENT.secret()
 DEBUG = False

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from django.db.models import QuerySet
 
 from controlplane.common.actor import Actor, Scope
-from controlplane.tenants.models import Tenant
+from controlplane.tenants.models import Tenant, TenantTier
 from router_ext.wire.controlplane import TenantRecord
 
 
@@ -25,18 +27,29 @@ def tenant_names() -> dict[str, str]:
     return dict(Tenant.objects.values_list("id", "name"))
 
 
+def tenant_weights() -> dict[str, tuple[str, float]]:
+    """Name and weight by id, for the live page."""
+    return {tenant: (name, weight) for tenant, name, weight in Tenant.objects.values_list("id", "name", "weight")}
+
+
 def tenant_records() -> list[TenantRecord]:
-    """The tenants of a snapshot."""
-    rows = Tenant.objects.select_related("default_tier").prefetch_related("tiers").order_by("id")
+    """The tenants of a snapshot, from plain columns: a change must reach routers whatever the number of tenants."""
+    allowed: dict[str, list[str]] = defaultdict(list)
+    links = TenantTier.objects.order_by("tier__rank", "tier__name")
+    for tenant, tier in links.values_list("tenant_id", "tier__name"):
+        allowed[tenant].append(tier)
+    rows = Tenant.objects.order_by("id")
     return [
         TenantRecord(
-            tenant=t.id,
-            name=t.name,
-            weight=t.weight,
-            state=t.state,
-            tiers=tier_names(t),
-            default_tier=t.default_tier.name,
-            max_queued=t.max_queued,
+            tenant=tenant,
+            name=name,
+            weight=weight,
+            state=state,
+            tiers=allowed.get(tenant, []),
+            default_tier=default_tier,
+            max_queued=max_queued,
         )
-        for t in rows
+        for tenant, name, weight, state, default_tier, max_queued in rows.values_list(
+            "id", "name", "weight", "state", "default_tier__name", "max_queued"
+        )
     ]

@@ -37,18 +37,18 @@ class PoolPicture:
     shares: str
 
 
-def _picture(
-    router: str, state: PoolState, names: dict[str, str], weights: dict[str, float], pool: Pool | None
-) -> PoolPicture:
+def _picture(router: str, state: PoolState, tenants: dict[str, tuple[str, float]], pool: Pool | None) -> PoolPicture:
     servers = {b.id: b.name for b in pool.backends.all()} if pool is not None else {}
     busy = [t for t in state.tenants if t.queued or t.running or t.output_tokens_total][:MAX_TENANTS]
+    names = {t.tenant: tenants.get(t.tenant, (t.tenant, 1.0))[0] for t in busy}
+    weights = {t.tenant: tenants.get(t.tenant, (t.tenant, 1.0))[1] for t in busy}
     service = {t.tenant: t.prompt_tokens_total + 2 * t.output_tokens_total for t in busy}
-    total, weight_sum = sum(service.values()), sum(weights.get(t.tenant, 1.0) for t in busy)
+    total, weight_sum = sum(service.values()), sum(weights.values())
     shares = [
         charts.Share(
-            label=names.get(t.tenant, t.tenant),
+            label=names[t.tenant],
             delivered=service[t.tenant] / total if total else 0.0,
-            entitled=weights.get(t.tenant, 1.0) / weight_sum if weight_sum else 0.0,
+            entitled=weights[t.tenant] / weight_sum,
         )
         for t in busy
     ]
@@ -68,7 +68,7 @@ def _picture(
             }
             for b in state.backends
         ],
-        tenants=[{"state": t, "name": names.get(t.tenant, t.tenant)} for t in busy],
+        tenants=[{"state": t, "name": names[t.tenant]} for t in busy],
         shares=charts.share_bars(title="Service delivered since the router started", shares=shares) if shares else "",
     )
 
@@ -76,8 +76,7 @@ def _picture(
 def _context(request: HttpRequest) -> dict[str, object]:
     actor = actor_of(request)
     heartbeats: dict[str, Heartbeat] = fleet_queries.live_heartbeats()
-    rows = list(tenant_queries.tenants(actor=actor))
-    names, weights = {t.id: t.name for t in rows}, {t.id: t.weight for t in rows}
+    tenants = tenant_queries.tenant_weights()
     pools = {p.id: p for p in fleet_queries.pools(actor=actor)}
     now = utc_now()
     routers = [
@@ -93,12 +92,12 @@ def _context(request: HttpRequest) -> dict[str, object]:
         "routers": routers,
         "revision": current_number(),
         "pictures": [
-            _picture(instance, state, names, weights, pools.get(state.pool))
+            _picture(instance, state, tenants, pools.get(state.pool))
             for instance, beat in sorted(heartbeats.items())
             for state in beat.pools
         ],
         "events": [
-            {"event": e, "name": names.get(e.tenant, e.tenant), "ttft_ms": _ttft_ms(e)}
+            {"event": e, "name": tenants.get(e.tenant, (e.tenant, 1.0))[0], "ttft_ms": _ttft_ms(e)}
             for e in usage_queries.latest_events(actor=actor, limit=12)
         ],
     }

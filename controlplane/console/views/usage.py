@@ -20,6 +20,8 @@ from controlplane.usage import queries
 from controlplane.usage.report_csv import csv_response
 
 DEFAULT_DAYS = 7
+SHOWN_ROWS = 2_000
+"""Rows on the page; the sums and the CSV hold all of them."""
 
 
 class SpanForm(forms.Form):
@@ -74,7 +76,8 @@ def report(request: HttpRequest) -> HttpResponseBase:
     context = {
         "form": form,
         "report": rows,
-        "rows": [{"row": r, "name": names.get(r.tenant, r.tenant)} for r in rows.rows],
+        "rows": [{"row": r, "name": names.get(r.tenant, r.tenant)} for r in rows.rows[:SHOWN_ROWS]],
+        "n_rows": len(rows.rows),
         "chart": _chart(rows, names) if rows.rows else "",
         "tenant": tenant,
         "tenant_name": names.get(tenant, tenant),

@@ -367,3 +367,22 @@ def test_the_demo_is_laid_down_once(capsys: pytest.CaptureFixture[str], tmp_path
     assert {k.public_id for k in published().keys} >= {parse_key(k) for k in first["tenants"].values()}
     targets = {t.name: t.ttft_target_s for t in published().tiers}
     assert targets == {"interactive": 2.0, "standard": None, "batch": None}
+
+
+def test_tiers_are_published_by_rank_and_a_change_reads_every_table_once(
+    system: Actor, django_assert_max_num_queries: Any
+) -> None:
+    for name, rank in (("slow", 9_000), ("fast", 7_000), ("middle", 8_000)):
+        make_tier(system, name, rank=rank)
+    tenant = make_tenant(system, tiers=["slow", "fast", "middle"], default_tier="middle")
+    pool = make_pool(system)
+    for tiers in (["slow", "fast"], []):
+        make_key(system, tenant, pool, tiers=tiers, default_tier="slow")
+    snapshot = published()
+    assert [(t.tiers, t.default_tier) for t in snapshot.tenants] == [(["fast", "middle", "slow"], "middle")]
+    assert [(k.tiers, k.default_tier) for k in snapshot.keys] == [(["fast", "slow"], "slow"), ([], "slow")]
+    assert {k.default_pool for k in snapshot.keys} == {pool.name}
+    for _ in range(20):
+        make_key(system, make_tenant(system), pool)
+    with django_assert_max_num_queries(30):
+        update_tenant(actor=system, tenant_id=tenant.id, weight=2.0)
