@@ -20,7 +20,7 @@ from typing import Generic, Protocol, TypeVar
 from router_ext.backends.base import Backend, BackendUnreachable
 from router_ext.backends.probe import fetch_info
 from router_ext.core.ids import BackendId
-from router_ext.errors import UpstreamFailed
+from router_ext.errors import FairlaneError, UpstreamFailed
 from router_ext.obs.logs import get_logger
 from router_ext.wire.controlplane import BackendRecord
 from router_ext.wire.metrics_text import parse_gauges
@@ -73,7 +73,11 @@ class Listener(Protocol[K]):
         """``state`` became UP or DOWN."""
 
     def backend_learned(self, member: Member[K]) -> None:
-        """``info`` or ``knowledge`` is there or differs; comes before ``backend_changed`` to UP."""
+        """``info`` or ``knowledge`` is there or differs; comes before ``backend_changed`` to UP.
+
+        Raises:
+            FairlaneError: it cannot be used with these; the member forgets them and stays out.
+        """
 
 
 class BackendPool(Generic[K]):
@@ -161,9 +165,13 @@ class BackendPool(Generic[K]):
     async def _poll(self, member: Member[K]) -> None:
         number = 0
         while True:
-            await self._check(member)
-            if member.state is State.UP and number % METRICS_EVERY == 0:
-                await self._look_at_metrics(member)
+            try:
+                await self._check(member)
+                if member.state is State.UP and number % METRICS_EVERY == 0:
+                    await self._look_at_metrics(member)
+            except Exception as error:  # a defect that one backend's answer trips must not end the watch of the others
+                _log.exception("backend.watch_failed", backend=member.backend)
+                self._failed(member, f"the watch met a defect: {type(error).__name__}", is_gone=False)
             number += 1
             member.kick.clear()
             # A backend that is away is asked more often: queued requests wait for it.
@@ -183,14 +191,17 @@ class BackendPool(Generic[K]):
             if reply.status != 200:
                 raise UpstreamFailed(f"/health answered {reply.status}")
         except UpstreamFailed as error:
-            member.failures += 1
-            if isinstance(error, BackendUnreachable) or member.failures >= self._max_failures:
-                self._set(member, State.DOWN, error.message)
-            else:
-                member.detail = error.message
+            self._failed(member, error.message, is_gone=isinstance(error, BackendUnreachable))
             return
         member.failures = 0
         self._set(member, State.UP, "")
+
+    def _failed(self, member: Member[K], detail: str, *, is_gone: bool) -> None:
+        member.failures += 1
+        if is_gone or member.failures >= self._max_failures:
+            self._set(member, State.DOWN, detail)
+        else:
+            member.detail = detail
 
     async def _learn(self, member: Member[K]) -> None:
         info, body = await fetch_info(member.client)
@@ -198,8 +209,13 @@ class BackendPool(Generic[K]):
         if knowledge is None or info != member.info:
             knowledge = await self._probe(member.client)
         if info != member.info or knowledge != member.knowledge:
+            before = member.info, member.info_body, member.knowledge
             member.info, member.info_body, member.knowledge = info, body, knowledge
-            self._listener.backend_learned(member)
+            try:
+                self._listener.backend_learned(member)
+            except FairlaneError as error:
+                member.info, member.info_body, member.knowledge = before
+                raise UpstreamFailed(f"The backend's limits cannot be used: {error.message}") from None
 
     def _set(self, member: Member[K], state: State, detail: str) -> None:
         member.detail = detail

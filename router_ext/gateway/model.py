@@ -96,7 +96,10 @@ class PoolModel:
             self._path_changed.clear()
             self.tokenizer = None
             if path is not None:
-                await self._load_tokenizer(path)
+                try:
+                    await self._load_tokenizer(path)
+                except Exception:  # whatever a tokenizer may raise: the pool serves without it
+                    _log.exception("tokenizer.failed", pool=self.name, path=path)
             await self._path_changed.wait()
 
     async def _load_tokenizer(self, path: str) -> None:

@@ -7,7 +7,7 @@ byte (float formatting and key order are then TGI's). Unknown fields are ignored
 from __future__ import annotations
 
 import enum
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import orjson
@@ -76,16 +76,20 @@ class ChatTokenized(msgspec.Struct):
     templated_text: str
 
 
+_Tokens = Annotated[int, msgspec.Meta(ge=1, le=10_000_000)]
+_Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+
+
 class Info(msgspec.Struct, kw_only=True):
-    """The fields of ``/info`` a router uses."""
+    """The fields of ``/info`` a router uses. A number out of range is as good as no answer."""
 
     model_id: str
-    max_concurrent_requests: int = 128
-    max_best_of: int = 2
-    max_stop_sequences: int = 4
-    max_input_tokens: int
-    max_total_tokens: int
-    max_client_batch_size: int = 4
+    max_concurrent_requests: _Count = 128
+    max_best_of: _Count = 2
+    max_stop_sequences: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 4
+    max_input_tokens: _Tokens
+    max_total_tokens: Annotated[int, msgspec.Meta(ge=2, le=10_000_000)]
+    max_client_batch_size: _Count = 4
     model_pipeline_tag: str | None = None
     version: str = ""
     docker_label: str | None = None
