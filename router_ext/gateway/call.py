@@ -152,6 +152,11 @@ class Call:
         return self._is_ended
 
     @property
+    def generations(self) -> Sequence[Generation]:
+        """Its generations until it ends."""
+        return self._generations
+
+    @property
     def request_id(self) -> str:
         return self.slot.start.request
 

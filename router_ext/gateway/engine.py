@@ -42,7 +42,8 @@ from router_ext.gateway.call import Call
 from router_ext.gateway.configure import pool_config
 from router_ext.gateway.knowledge import ModelKnowledge, probe_model
 from router_ext.gateway.model import Member, PoolModel
-from router_ext.gateway.slices import Step, TextGeneration
+from router_ext.gateway.slices import TextGeneration
+from router_ext.gateway.upstream import Step
 from router_ext.obs.logs import get_logger
 from router_ext.obs.metrics import Metrics
 from router_ext.predict.baseline import Baseline
@@ -51,6 +52,9 @@ from router_ext.sync.ledger import Ledger
 from router_ext.wire.controlplane import BackendRecord, ConfigSnapshot, PoolRecord
 
 _log = get_logger(__name__)
+
+RECONCILE_S = 1.0
+"""How long after a defect of the scheduler its picture is compared with what is so; also the least time between two."""
 
 
 class Scheduled(Protocol):
@@ -121,6 +125,7 @@ class PoolEngine:
         self._progress: dict[Scheduled, int] = {}
         self._is_flush_due = False
         self._timer: asyncio.TimerHandle | None = None
+        self._reconciling: asyncio.TimerHandle | None = None
         self.config: PoolConfig = pool_config(record, snapshot, {})
         self.backends.apply(record.backends)
         self.config = pool_config(record, snapshot, self.backends.members)
@@ -192,7 +197,7 @@ class PoolEngine:
             while inbox:
                 event = inbox.popleft()
                 for action in self._decide(event):
-                    self._perform(action)
+                    self._carry_out(action)
         finally:
             self._is_draining_inbox = False
 
@@ -201,14 +206,60 @@ class PoolEngine:
             return self.scheduler.handle(event, self.loop.time())
         except Exception:  # a defect stays with the request that met it; the pool goes on
             _log.exception("scheduler.failed", pool=self.name, trigger=type(event).__name__)
+            self._reconcile_soon()
             request_id = getattr(event, "request_id", None)
             if request_id is None and isinstance(event, Arrived):
                 request_id = event.request.request_id
-            generation = self._generations.pop(request_id, None) if request_id is not None else None
+            generation = self._generations.get(request_id) if request_id is not None else None
             if generation is not None:
-                generation.step = Step.ENDED
-                generation.call.fail(FairlaneError("The router failed to schedule this request."))
+                self.abandon(generation, FairlaneError("The router failed to schedule this request."))
+            elif request_id is not None and not isinstance(event, Cancelled):
+                # Its end was being reported: what it held is given back the plain way.
+                self._inbox.append(Cancelled(request_id=request_id))
             return []
+
+    def _carry_out(self, action: Action) -> None:
+        try:
+            self._perform(action)
+        except Exception:  # likewise, and the actions that follow are those of others
+            _log.exception("action.failed", pool=self.name, action=type(action).__name__)
+            if isinstance(action, SetTimer):
+                self._reconcile_soon()
+                return
+            generation = self._generations.get(action.request_id)
+            if generation is None:
+                # A refusal or an expiry has forgotten it already; its client still waits.
+                for call in list(self.calls):
+                    if any(each.request_id == action.request_id for each in call.generations):
+                        self._end_call(call, FairlaneError("The router failed to serve this request."))
+            else:
+                self.abandon(generation, FairlaneError("The router failed to serve this request."))
+
+    def abandon(self, generation: Scheduled, error: FairlaneError) -> None:
+        """End the call of a request that met a defect: upstream closed, reservation given back, client answered."""
+        self._end_call(generation.call, error)
+        if self._generations.get(generation.request_id) is generation:
+            generation.step = Step.ENDED
+            self.cancelled(generation)
+
+    def _reconcile_soon(self) -> None:
+        """A decision was lost in a defect: compare what the scheduler believes with what is so, in a while."""
+        if self._reconciling is None:
+            self._reconciling = self.loop.call_later(RECONCILE_S, self._reconcile)
+
+    def _reconcile(self) -> None:
+        self._reconciling = None
+        believed = {entry["request"]: entry["state"] for entry in self.scheduler.snapshot()["requests"]}
+        for request_id, generation in list(self._generations.items()):
+            state = believed.get(request_id)
+            if state is None:
+                self.abandon(generation, FairlaneError("The router failed to schedule this request."))
+            elif state != "queued" and generation.step is Step.QUEUED:
+                # Dispatched, in an action that was never carried out.
+                generation.undispatched()
+        for request_id in believed.keys() - self._generations.keys():
+            self.post(Cancelled(request_id=RequestId(request_id)))
+        self.post(TimerFired())
 
     def submit(self, call: Call, generations: Sequence[Scheduled]) -> None:
         """Queue the generations of a call."""
@@ -316,14 +367,13 @@ class PoolEngine:
 
     async def _cut(self, generation: TextGeneration, failure: FairlaneError | None) -> None:
         flow = generation.flow
-        decision = await self.model.choose_cut(flow.cut_job())
-        if generation.step is not Step.CUTTING:
-            return
         try:
-            generation.cut_made(flow.resume(decision), failure)
+            decision = await self.model.choose_cut(flow.cut_job())
+            if generation.step is Step.CUTTING:
+                generation.cut_made(flow.resume(decision), failure)
         except Exception:  # contained to its request
             _log.exception("resume.failed", pool=self.name)
-            generation.end_with(FairlaneError("The router failed to resume this request."))
+            self.abandon(generation, FairlaneError("The router failed to resume this request."))
 
     # --- answers ------------------------------------------------------------------------------------------
 
@@ -352,20 +402,32 @@ class PoolEngine:
         """End requests that have lived beyond the limit."""
         limit = self.loop.time() - self.settings.request_limit_s
         for call in [call for call in self.calls if call.arrived_s < limit]:
-            call.fail(UpstreamTimeout("The request took too long."))
+            self._end_call(call, UpstreamTimeout("The request took too long."))
 
     def end_all(self, error: FairlaneError) -> None:
         """End everything that still runs or waits."""
         for call in list(self.calls):
+            self._end_call(call, error)
+
+    def _end_call(self, call: Call, error: FairlaneError) -> None:
+        """Fail a call from outside of it. A defect it meets is its own: the clock and the other calls go on."""
+        try:
             call.fail(error)
+        except Exception:
+            _log.exception("call.failed_to_end", pool=self.name, request=call.request_id)
+        self.calls.discard(call)
+        if not call.client.done.done():
+            # It counts as ended, and nobody has told its client.
+            call.client.cut()
 
     def close(self) -> None:
         """Stop what would outlive the engine; running requests have been ended."""
         for task in self._cuts.values():
             task.cancel()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for timer in (self._timer, self._reconciling):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._reconciling = None
 
 
 class UpstreamTimeout(UpstreamFailed):

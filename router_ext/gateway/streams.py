@@ -91,6 +91,12 @@ class Client:
         self._release()
         self._resolve(response)
 
+    def cut(self) -> None:
+        """Give up on the client: its connection is cut, so that it takes nothing for a complete answer."""
+        self._release()
+        self._exchange.abort()
+        self._resolve(None)
+
     def _resolve(self, response: Response | None) -> None:
         if not self.done.done():
             self.done.set_result(response)

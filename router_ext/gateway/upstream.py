@@ -1,0 +1,228 @@
+"""What every request of the scheduler does with its backend, whatever its answer looks like.
+
+    QUEUED --dispatch--> RUNNING --slice end, broken stream--> CUTTING --SliceEnded, Failed(retryable)--> QUEUED
+                            '--complete, refused for good--> ENDED           (client gone, error: ENDED from anywhere)
+
+``slices.TextGeneration`` runs slice after slice, ``relay.WholeGeneration`` goes in one piece (it has no CUTTING). Both
+say what to send, read the answer, and know whether they can go on after a failure; the rest is here.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from router_ext.backends.base import Headers, StreamHandle
+from router_ext.core.actions import Dispatch
+from router_ext.core.events import Failed, RequestSpec
+from router_ext.errors import FairlaneError, UpstreamFailed
+from router_ext.gateway.call import Call
+from router_ext.gateway.refusals import refusal_of
+from router_ext.obs.logs import get_logger
+from router_ext.wire.tgi import ErrorKind, UpstreamError
+
+if TYPE_CHECKING:
+    from router_ext.gateway.engine import PoolEngine
+    from router_ext.gateway.model import Member
+
+MAX_ERROR_BYTES = 65_536
+"""How much of a backend's error answer is read."""
+
+_log = get_logger(__name__)
+
+
+class Step(enum.Enum):
+    """Where a generation stands; see the module's diagram."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    CUTTING = "cutting"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a dispatch sends: ``body`` to ``path``. ``resumed_prompt_tokens``: 0 for the first slice."""
+
+    path: str
+    body: bytes
+    kv_tokens: int
+    resumed_prompt_tokens: int = 0
+
+
+class UpstreamGeneration:
+    """Implements ``Generation`` and receives its backend's answer. A defect in reading it ends this request alone."""
+
+    __slots__ = (
+        "_engine",
+        "_failures",
+        "_handle",
+        "_kv_tokens",
+        "_started_s",
+        "call",
+        "member",
+        "request_id",
+        "spec",
+        "step",
+    )
+
+    def __init__(self, engine: PoolEngine, call: Call, *, spec: RequestSpec) -> None:
+        self._engine = engine
+        self.call = call
+        self.spec = spec
+        self.request_id = spec.request_id
+        self.step = Step.QUEUED
+        self.member: Member | None = None
+        self._handle: StreamHandle | None = None
+        self._failures = 0
+        self._kv_tokens = 0
+        self._started_s = 0.0
+
+    # --- what differs -----------------------------------------------------------------------------------------------
+
+    @property
+    def next_prompt_tokens(self) -> int:
+        """Input length of what would be sent next."""
+        raise NotImplementedError
+
+    @property
+    def is_upstream_over(self) -> bool:
+        """The backend has said everything: its connection may end by itself."""
+        return False
+
+    def _open(self, action: Dispatch) -> Opening:
+        """What to send; called once per dispatch."""
+        raise NotImplementedError
+
+    def _on_head(self, status: int, headers: Headers) -> None:
+        raise NotImplementedError
+
+    def _on_data(self, data: bytes) -> None:
+        raise NotImplementedError
+
+    def _on_end(self, error: UpstreamFailed | None) -> None:
+        raise NotImplementedError
+
+    def _go_on(self, error: FairlaneError) -> bool:
+        """Queue again after ``error``; False if that is impossible."""
+        raise NotImplementedError
+
+    # --- from the engine --------------------------------------------------------------------------------------------
+
+    def dispatch(self, action: Dispatch, member: Member) -> None:
+        """Send the next piece of work."""
+        opening = self._open(action)
+        self.member = member
+        self.step = Step.RUNNING
+        self._started_s = self._engine.loop.time()
+        self._kv_tokens = opening.kv_tokens
+        self.call.dispatched(member.backend, resumed_prompt_tokens=opening.resumed_prompt_tokens, reason=action.reason)
+        self._handle = member.client.open_stream(opening.path, opening.body, self)
+        if self.call.client.is_paused:
+            self._handle.pause_reading()
+
+    def cancel(self) -> None:
+        step, self.step = self.step, Step.ENDED
+        self._close()
+        if step is not Step.ENDED:
+            self._engine.cancelled(self)
+
+    def expired(self, error: FairlaneError) -> None:
+        """The scheduler gave the request up; it knows of its end already."""
+        self.step = Step.ENDED
+        self.call.fail(error, outcome="expired")
+
+    def refused(self, error: FairlaneError) -> None:
+        """The scheduler never queued it."""
+        self.step = Step.ENDED
+        self.call.refuse(error)
+
+    def undispatched(self) -> None:
+        """The backend chosen is gone from the configuration: queue again, nothing was sent."""
+        self._report_failed()
+
+    def pause(self) -> None:
+        if self._handle is not None:
+            self._handle.pause_reading()
+
+    def resume(self) -> None:
+        if self._handle is not None:
+            self._handle.resume_reading()
+
+    # --- from the backend -------------------------------------------------------------------------------------------
+
+    def on_head(self, status: int, headers: Headers) -> None:
+        try:
+            self._on_head(status, headers)
+        except Exception:  # contained to its request
+            self._met_defect()
+
+    def on_data(self, data: bytes) -> None:
+        try:
+            self._on_data(data)
+        except Exception:
+            self._met_defect()
+
+    def on_end(self, error: UpstreamFailed | None) -> None:
+        self._handle = None
+        if self.step is not Step.RUNNING:
+            return
+        try:
+            self._on_end(error)
+        except Exception:
+            self._met_defect()
+
+    def _met_defect(self) -> None:
+        _log.exception("answer.failed", pool=self._engine.name, request=self.call.request_id)
+        self._engine.abandon(self, FairlaneError("The router failed to serve this request."))
+
+    # --- ends -------------------------------------------------------------------------------------------------------
+
+    def _refused_upstream(self, error: UpstreamError) -> None:
+        """The backend answered with an error: its verdict on the request itself is final, anything else is not."""
+        self._broken(refusal_of(error), is_final=error.kind is ErrorKind.VALIDATION)
+
+    def _broken(self, error: FairlaneError, *, is_final: bool = False) -> None:
+        """The stream broke: go on elsewhere if that is possible and allowed, else end with the error."""
+        engine, member = self._engine, self.member
+        assert member is not None
+        self._close()
+        if not is_final:
+            self._failures += 1
+            engine.upstream_failed(member, error)
+        if is_final or self._failures > engine.settings.retry_limit or not self._go_on(error):
+            self.end_with(error)
+
+    def _report_failed(self, *, dropped_tokens: int = 0) -> None:
+        """Wait for another dispatch after a failure."""
+        self.step = Step.QUEUED
+        self._engine.report(
+            self,
+            Failed(
+                request_id=self.request_id,
+                is_retryable=True,
+                dropped_tokens=dropped_tokens,
+                next_prompt_tokens=self.next_prompt_tokens,
+            ),
+        )
+
+    def end_with(self, error: FairlaneError) -> None:
+        """Give up: the scheduler forgets the request, the client gets the error."""
+        self._close()
+        if self.step is not Step.ENDED:
+            self.step = Step.ENDED
+            self._engine.report(self, Failed(request_id=self.request_id, is_retryable=False))
+            self._engine.forget(self)
+        self.call.fail(error)
+
+    def _close(self) -> None:
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            if self.is_upstream_over:
+                handle.release()
+            else:
+                handle.abort()
+        if self._kv_tokens:
+            self.call.held(self._kv_tokens, self._engine.loop.time() - self._started_s)
+            self._kv_tokens = 0

@@ -1,0 +1,190 @@
+"""A defect, a strange backend or a bad configuration costs what it concerns, never the router."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from support.routers import backend
+from support.scripted import BODY, Peer, World, running, stream, until
+
+from router_ext.backends.fake import Ending, Script
+from router_ext.core.actions import Dispatch
+from router_ext.core.events import Arrived, Finished, Progressed
+from router_ext.errors import FairlaneError
+from router_ext.gateway.engine import PoolEngine
+from router_ext.gateway.relay import WholeGeneration
+from router_ext.gateway.slices import TextGeneration
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    async with running(tmp_path) as made:
+        yield made
+
+
+def engine_of(world: World) -> PoolEngine:
+    return world.router.engines["pol_main"]
+
+
+async def add_backend(world: World, info: bytes, **fields: Any) -> None:
+    """A second backend, which says ``info`` of itself."""
+
+    plain = world.play
+
+    def play(path: str, body: bytes) -> Script:
+        return Script(pieces=(info,)) if path == "/info" else plain(path, body)
+
+    world.setup.backends = [backend(1), backend(2, "two", **fields)]
+    world.play = play  # type: ignore[method-assign]
+    first = world.client
+    await world.router.apply(world.setup.snapshot())
+    world.play, world.client = plain, first  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        b'{"model_id":"m","max_input_tokens":0,"max_total_tokens":4096}',
+        b'{"model_id":"m","max_input_tokens":10,"max_total_tokens":1}',
+        b'{"model_id":"m","max_input_tokens":10,"max_total_tokens":4096,"max_concurrent_requests":0}',
+        b'{"model_id":"m","max_input_tokens":4095,"max_total_tokens":99999999999}',
+        b'{"model_id":"m","max_input_tokens":10,"max_total_tokens":4096,"max_best_of":-1}',
+    ],
+)
+async def test_a_backend_with_nonsense_limits_stays_out(world: World, info: bytes) -> None:
+    await add_backend(world, info)
+    members = engine_of(world).backends.members
+    await until(lambda: "not understood" in members["bke_two"].detail)  # type: ignore[index]
+    assert b"generated_text" in await Peer(world, "/generate_stream", BODY).wait()
+    assert [member.backend for member in engine_of(world).backends.up] == ["bke_one"]
+
+
+async def test_a_backend_whose_limits_do_not_fit_its_record_stays_out(world: World) -> None:
+    """Each number alone is possible: 100 tokens are no two blocks of 1,024."""
+    await add_backend(
+        world, b'{"model_id":"m","max_input_tokens":50,"max_total_tokens":100}', kv_tokens=None, block_size=1_024
+    )
+    members = engine_of(world).backends.members
+    await until(lambda: "two blocks" in members["bke_two"].detail)  # type: ignore[index]
+    assert b"generated_text" in await Peer(world, "/generate_stream", BODY).wait()
+    # What was refused is not kept: later snapshots are applied.
+    world.setup.tenant("carol")
+    await world.router.apply(world.setup.snapshot())
+
+
+async def test_a_defect_of_the_watch_leaves_the_others_watched(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(world)
+    monkeypatch.setattr(engine.backends, "_probe", None)
+    await add_backend(world, b'{"model_id":"m","max_input_tokens":4095,"max_total_tokens":4096}')
+    members = engine.backends.members
+    await until(lambda: "TypeError" in members["bke_two"].detail)  # type: ignore[index]
+    assert b"generated_text" in await Peer(world, "/generate_stream", BODY).wait()
+    monkeypatch.undo()
+    await until(lambda: len(engine.backends.up) == 2)
+
+
+# --- defects ------------------------------------------------------------------------------------------------------
+
+
+def nothing_is_left(world: World) -> None:
+    engine = engine_of(world)
+    stats = engine.stats()
+    assert (stats.running, stats.queued, stats.backends[0].reserved_tokens) == (0, 0, 0)
+    assert not engine.calls
+    assert not engine._generations
+    assert not world.client.streams
+    assert world.router.ledger.running == 0
+    assert engine.scheduler.audit() == []
+
+
+class Once:
+    """Raises the first time it is called with what fits, then does what it stands for."""
+
+    def __init__(self, real: Any, fits: type | None = None) -> None:
+        self._real = real
+        self._fits = fits
+        self.has_raised = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.has_raised and (self._fits is None or isinstance(args[0], self._fits)):
+            self.has_raised = True
+            raise RuntimeError("a defect")
+        return self._real(*args, **kwargs)
+
+
+@pytest.mark.parametrize("event", [Arrived, Progressed, Finished])
+async def test_a_defect_of_the_scheduler_leaks_nothing(world: World, event: type) -> None:
+    scheduler = engine_of(world).scheduler
+    defect = scheduler.handle = Once(scheduler.handle, event)  # type: ignore[method-assign]
+    await Peer(world, "/generate_stream", BODY).wait()
+    assert defect.has_raised
+    await until(lambda: engine_of(world).stats().backends[0].reserved_tokens == 0)
+    nothing_is_left(world)
+    assert b"generated_text" in await Peer(world, "/generate_stream", BODY).wait()
+
+
+async def test_an_action_lost_in_a_defect_is_made_up_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler has decided to dispatch, and raises before it says so."""
+    monkeypatch.setattr("router_ext.gateway.engine.RECONCILE_S", 0.01)
+    engine = engine_of(world)
+    world.setup.backends = [msgspec.structs.replace(world.setup.backends[0], is_cordoned=True)]
+    await world.router.apply(world.setup.snapshot())
+    peer = Peer(world, "/generate_stream", BODY)
+    await until(lambda: engine.stats().queued == 1)
+    real = engine.scheduler.handle
+
+    def handle(event: Any, now: float) -> Any:
+        actions = real(event, now)
+        if any(isinstance(action, Dispatch) for action in actions):
+            engine.scheduler.handle = real  # type: ignore[method-assign]
+            raise RuntimeError("a defect")
+        return actions
+
+    engine.scheduler.handle = handle  # type: ignore[method-assign]
+    world.setup.backends = [msgspec.structs.replace(world.setup.backends[0], is_cordoned=False)]
+    await world.router.apply(world.setup.snapshot())
+    assert b"generated_text" in await peer.wait()
+    await until(lambda: engine.stats().backends[0].reserved_tokens == 0)
+    nothing_is_left(world)
+
+
+def broken(*args: Any, **kwargs: Any) -> Any:
+    raise RuntimeError("a defect")
+
+
+@pytest.mark.parametrize("kind", [TextGeneration, WholeGeneration])
+@pytest.mark.parametrize("step", ["_open", "_on_head", "_on_data", "_on_end"])
+async def test_a_defect_of_one_generation_leaks_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch, kind: type, step: str
+) -> None:
+    if step == "_on_end":
+        world.generation = stream(3, ending=Ending.CUT)
+    parameters: dict[str, Any] = {"max_new_tokens": 5, "details": True}
+    if kind is WholeGeneration:
+        parameters["grammar"] = {"type": "regex", "value": "[a-z]+"}
+    with monkeypatch.context() as patched:
+        patched.setattr(kind, step, broken)
+        peer = Peer(world, "/generate_stream", {"inputs": "a b c", "parameters": parameters})
+        answer = await peer.wait()
+        assert peer.status == 500 or b"The router failed to serve this request." in answer
+        await until(lambda: engine_of(world).stats().backends[0].reserved_tokens == 0)
+        nothing_is_left(world)
+    world.generation = stream(5)
+    assert b"generated_text" in await Peer(world, "/generate_stream", BODY).wait()
+
+
+async def test_a_defect_while_ending_cuts_the_client(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.generation = stream(3, ending=Ending.HANG)
+    peers = [Peer(world, "/generate_stream", BODY) for _ in range(2)]
+    await until(lambda: all(peer.data.count(b"data: ") == 3 for peer in peers))
+    books = engine_of(world).books
+    monkeypatch.setattr(books, "ended", Once(books.ended))
+    engine_of(world).end_all(FairlaneError("The end."))
+    answers = [await peer.wait() for peer in peers]
+    assert sum(b"The end." in answer for answer in answers) == 1
+    assert all(peer.is_closed for peer in peers)
+    assert not engine_of(world).calls
