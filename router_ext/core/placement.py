@@ -20,6 +20,8 @@ from router_ext.core.request import Request
 _AFFINITY_KEYS = 8_192
 """Conversations whose backend is remembered; older ones are forgotten, least recently used first."""
 
+_FOREVER = float("inf")
+
 _SCAN_LIMIT = 64
 """Expected releases looked at per backend for a claim; beyond it the backend counts as far away."""
 
@@ -118,14 +120,16 @@ class Placement:
         """
         best: Claim | None = None
         for backend in usable:
-            claim = self._claim_on(backend, request, new_tokens, now, is_urgent=is_urgent)
-            if claim is not None and (best is None or claim.at_s < best.at_s):
+            before_s = _FOREVER if best is None else best.at_s
+            claim = self._claim_on(backend, request, new_tokens, now, before_s, is_urgent=is_urgent)
+            if claim is not None and (best is None or claim.at_s < before_s):
                 best = claim
         return best
 
     def _claim_on(
-        self, backend: Backend, request: Request, new_tokens: int, now: float, *, is_urgent: bool
+        self, backend: Backend, request: Request, new_tokens: int, now: float, before_s: float, *, is_urgent: bool
     ) -> Claim | None:
+        """The claim on this backend; None if the request never fits there, or not before ``before_s``."""
         config = backend.config
         ledger = backend.ledger
         blocks = backend.blocks(request, new_tokens)
@@ -142,6 +146,8 @@ class Placement:
                 at_s = expected_s
                 if needed <= free:
                     break
+                if expected_s >= before_s:
+                    return None
                 if position >= _SCAN_LIMIT:
                     at_s = expected_s + _SCAN_LIMIT * backend.step_s()
                     break
@@ -185,16 +191,17 @@ class Claims:
         Backfill may use what a claimant leaves over, unless that one is urgent.
         """
         claims = self._claims
-        for request, new_tokens, is_urgent in self._refused[len(claims) :]:
-            claims.append(self._placement.claim(request, new_tokens, self._usable, self._now, is_urgent=is_urgent))
-        left = []
-        for option in options:
-            backend, blocks = option
-            for claim, (_, _, is_urgent) in zip(claims, self._refused, strict=True):
-                if claim is None or claim.backend is not backend:
-                    continue
-                if is_urgent or not is_backfill or not claim.is_kv or blocks > claim.spare_blocks:
+        for position, (request, new_tokens, is_urgent) in enumerate(self._refused):
+            if position == len(claims):
+                claims.append(self._placement.claim(request, new_tokens, self._usable, self._now, is_urgent=is_urgent))
+            claim = claims[position]
+            if claim is None:
+                continue
+            for index, (backend, blocks) in enumerate(options):
+                if claim.backend is backend:
+                    if is_urgent or not is_backfill or not claim.is_kv or blocks > claim.spare_blocks:
+                        options = options[:index] + options[index + 1 :]
+                        if not options:
+                            return options
                     break
-            else:
-                left.append(option)
-        return left
+        return options
