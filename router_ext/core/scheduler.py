@@ -20,11 +20,12 @@ from typing import Any
 
 from router_ext.core import snapshot as pictures
 from router_ext.core.actions import Action, SetTimer
-from router_ext.core.admission import Backend, Gates
+from router_ext.core.admission import Backend
 from router_ext.core.books import Books
 from router_ext.core.bounds import bound_service
 from router_ext.core.config import PoolConfig
 from router_ext.core.cost import LinearCost
+from router_ext.core.decision import Decider
 from router_ext.core.events import (
     Arrived,
     BackendChanged,
@@ -38,18 +39,14 @@ from router_ext.core.events import (
     SliceEnded,
     TimerFired,
 )
-from router_ext.core.explain import Gate, note_blocked
-from router_ext.core.fairness.base import FairnessPolicy, Standing
 from router_ext.core.fairness.counters import Counters
 from router_ext.core.fairness.switch import build_policy
 from router_ext.core.fleet import Fleet
 from router_ext.core.ids import RequestId, TenantId
 from router_ext.core.lifecycle import IllegalTransition, Trigger, advance
 from router_ext.core.limits import Limits
-from router_ext.core.placement import Claims, Placement
-from router_ext.core.queues import Tenant, WaitingRoom
+from router_ext.core.queues import WaitingRoom
 from router_ext.core.request import Request
-from router_ext.core.slicing import SliceBudget, shrunk_slice
 from router_ext.core.tenants import Tenants
 from router_ext.core.tiers import Tiers
 
@@ -58,44 +55,22 @@ _REDECIDE_S = 0.01
 
 _FOREVER = float("inf")
 
-# Looking a member up on its class costs as much as a comparison; these are read several times per decision.
-_LATE, _URGENT_PICK = Standing.LATE, Standing.URGENT_PICK
-_PICK, _BACKFILL = Standing.PICK, Standing.BACKFILL
-_NONE, _KV = Gate.NONE, Gate.KV
 
-
-class Scheduler:
+class Scheduler(Decider):
     """Orchestrates queues, fairness, KV ledger, admission and placement; no arithmetic of its own."""
 
     def __init__(self, config: PoolConfig) -> None:
         self._now = 0.0
-        self._counters = Counters()
-        self._tiers = Tiers(config.tiers)
-        self._tenants = Tenants(config, self._counters)
-        self._fleet = Fleet()
-        self._cost = LinearCost(w_prompt=config.w_prompt, w_output=config.w_output)
-        self._room = WaitingRoom()
-        self._books = Books(
-            cost=self._cost, room=self._room, tenants=self._tenants, tiers=self._tiers, fleet=self._fleet
-        )
-        self._requests = self._books.requests
-        self._clock = self._books.clock
-        self._limits = Limits(
-            config,
-            books=self._books,
-            counters=self._counters,
-            tenants=self._tenants,
-            tiers=self._tiers,
-            fleet=self._fleet,
-        )
-        self._gates = Gates(headroom_ratio=config.headroom_ratio, is_on=True)
-        self._placement = Placement(self._gates)
-        self._budget = SliceBudget()
         self._timer_at = _FOREVER
-        self._decided_s = -_FOREVER
-        self._stalled: Tenant | None = None
-        self._config: PoolConfig
-        self._policy: FairnessPolicy
+        self._counters = Counters()
+        self._cost = LinearCost(w_prompt=config.w_prompt, w_output=config.w_output)
+        self._tenants = tenants = Tenants(config, self._counters)
+        tiers = Tiers(config.tiers)
+        fleet = Fleet()
+        books = Books(cost=self._cost, room=WaitingRoom(), tenants=tenants, tiers=tiers, fleet=fleet)
+        self._requests = books.requests
+        self._limits = Limits(config, books=books, counters=self._counters, tenants=tenants, tiers=tiers, fleet=fleet)
+        super().__init__(config, books=books, fleet=fleet, tiers=tiers, throughput=self._limits.throughput)
         self._apply(config)
         self._handlers: dict[type, Callable[[Any, float, list[Action]], None]] = {
             Arrived: self._on_arrived,
@@ -271,11 +246,10 @@ class Scheduler:
 
     def _apply(self, config: PoolConfig) -> None:
         """Take over a configuration; everything that waits, runs or was counted stays."""
-        self._config = config
         self._cost.configure(w_prompt=config.w_prompt, w_output=config.w_output)
         self._fleet.apply(config.backends, self._requests.values())
         self._tenants.apply(config)
-        self._policy = build_policy(
+        policy = build_policy(
             config,
             counters=self._counters,
             room=self._room,
@@ -283,131 +257,13 @@ class Scheduler:
             tiers=self._tiers,
             first_token_s=self._fleet.first_token_s,
         )
-        self._books.adopt(config, self._policy)
-        self._gates.configure(headroom_ratio=config.headroom_ratio, is_on=self._policy.is_gated)
+        self._books.adopt(config, policy)
+        self._adopt(config, policy)
 
     def _on_timer_fired(self, event: TimerFired, now: float, actions: list[Action]) -> None:
         self._timer_at = _FOREVER
         self._limits.expire_due(now, actions)
         self._decide(now, actions)
-
-    # --- the decision ----------------------------------------------------------------------------------------------
-
-    def _decide(self, now: float, actions: list[Action]) -> None:
-        """Admit until nobody can start."""
-        self._decided_s = now
-        self._stalled = None
-        books = self._books
-        self._limits.throughput.tick(now, books.num_output, is_busy=books.num_running > 0)
-        self._budget.refill(books.take_new_output())
-        room = self._room
-        if not room.count:
-            self._clock.set(_NONE, now)
-            return
-        if not self._fleet.usable:
-            self._clock.set(Gate.NO_BACKEND, now)
-            return
-        self._tiers.refresh(now)
-        self._gates.tightest_target_s = self._tiers.tightest_target_s
-        misfits: set[Request] = set()
-        gate: Gate | None = None
-        while gate is None and room.count:
-            gate = self._admit(now, misfits, actions)
-        self._clock.set(gate or _NONE, now)
-
-    def _admit(self, now: float, misfits: set[Request], actions: list[Action]) -> Gate | None:
-        """One pass over the policy's candidates.
-
-        Urgent heads are admitted as they come; the first other admission ends the pass, because it may change whose
-        turn it is. ``misfits``: requests that found too little KV earlier in this decision, which only takes KV.
-
-        Returns:
-            None after an admission that ended the pass; else the gate that holds the request in turn.
-        """
-        fleet = self._fleet
-        usable = fleet.usable
-        room = self._room
-        free = fleet.most_free()
-        can_shrink = self._budget.is_open
-        is_futile = free < room.least_need()
-        if is_futile and not can_shrink:
-            return _KV
-        claims = Claims(self._placement, usable, now)
-        held_by = _KV
-        candidates = self._policy.candidates(now)
-        for request, standing in candidates:
-            is_urgent = standing <= _URGENT_PICK
-            new_tokens = request.slice_busy if room.count > 1 else request.slice_idle
-            gate = _KV
-            if request not in misfits:
-                options: list[tuple[Backend, int]] | None = None
-                if request.input_tokens + new_tokens <= free:
-                    options, gate = self._placement.options(request, new_tokens, usable, is_urgent=is_urgent)
-                if not options and gate is _KV:
-                    if can_shrink and standing <= _PICK:
-                        new_tokens, options = self._shrink(request, free, new_tokens, is_urgent=is_urgent)
-                    if not options:
-                        misfits.add(request)
-                if options and claims and not is_urgent:
-                    options = self._unclaimed(options, claims, standing)
-                    gate = Gate.CLAIM
-                if options:
-                    if standing <= _LATE:
-                        self._start(request, standing, new_tokens, options, now, actions)
-                        free = fleet.most_free()
-                        if free < room.least_need():
-                            break
-                        claims.outdate()
-                        continue
-                    candidates.close()
-                    self._start(request, standing, new_tokens, options, now, actions)
-                    return None
-                note_blocked(request, gate)
-            # Only the first in the order may have its slice shrunk.
-            can_shrink = False
-            if standing is not _BACKFILL:
-                if standing > _LATE:
-                    self._stalled = request.tenant
-                    held_by = gate
-                claims.add(request, new_tokens, is_urgent=is_urgent)
-            if is_futile:
-                break
-        candidates.close()
-        return held_by
-
-    def _shrink(
-        self, request: Request, free: int, new_tokens: int, *, is_urgent: bool
-    ) -> tuple[int, list[tuple[Backend, int]] | None]:
-        """A shorter slice that fits now, and where; the slice as it was and None if there is no such slice."""
-        shorter = shrunk_slice(request, self._config, free, new_tokens)
-        if shorter:
-            options, _ = self._placement.options(request, shorter, self._fleet.usable, is_urgent=is_urgent)
-            if options:
-                return shorter, options
-        return new_tokens, None
-
-    def _unclaimed(
-        self, options: list[tuple[Backend, int]], claims: Claims, standing: Standing
-    ) -> list[tuple[Backend, int]]:
-        """Options that take nothing from those ahead who fit nowhere."""
-        return claims.unclaimed(options, is_backfill=standing is _BACKFILL)
-
-    def _start(
-        self,
-        request: Request,
-        standing: Standing,
-        new_tokens: int,
-        options: list[tuple[Backend, int]],
-        now: float,
-        actions: list[Action],
-    ) -> None:
-        if new_tokens < request.slice_busy:
-            self._budget.spend(request, new_tokens)
-        backend, blocks = self._placement.choose(request, options)
-        actions.append(self._books.dispatch(request, standing, backend, blocks, new_tokens, now))
-        if request.queue.ttft_target_s is not None:
-            self._gates.note_urgent(blocks * backend.block_size)
-        self._placement.remember(request, backend)
 
     # --- reading ---------------------------------------------------------------------------------------------------
 
@@ -437,7 +293,7 @@ class Scheduler:
             counters=self._counters,
             num_running=self._books.num_running,
             held_by=self._clock.held,
-            output_tokens_per_s=self._limits.throughput.rate,
+            output_tokens_per_s=self._throughput.rate,
             drain_s=self.drain_estimate(),
             bound=bound_service(self._config),
         )

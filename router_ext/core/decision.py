@@ -1,0 +1,180 @@
+"""The decision: candidates of the fairness policy x placement, until nobody can start.
+
+    policy: whose turn --> gates and KV: where may it start --> claims: does it take a place from one ahead --> dispatch
+
+A *decision* is what follows one event. It consists of *passes* over the candidates: an admission that may change
+whose turn it is ends the pass, and the next one begins with the new order. It ends with a pass that admits nobody,
+and the gate that held the request in turn is written down for ``explain``.
+"""
+
+from __future__ import annotations
+
+from router_ext.core.actions import Action
+from router_ext.core.admission import Backend, Gates
+from router_ext.core.books import Books
+from router_ext.core.config import PoolConfig
+from router_ext.core.estimates import Throughput
+from router_ext.core.explain import Gate, note_blocked
+from router_ext.core.fairness.base import FairnessPolicy, Standing
+from router_ext.core.fleet import Fleet
+from router_ext.core.placement import Claims, Placement
+from router_ext.core.queues import Tenant
+from router_ext.core.request import Request
+from router_ext.core.slicing import SliceBudget, shrunk_slice
+from router_ext.core.tiers import Tiers
+
+# Looking a member up on its class costs as much as a comparison; these are read several times per decision.
+_LATE, _URGENT_PICK = Standing.LATE, Standing.URGENT_PICK
+_PICK, _BACKFILL = Standing.PICK, Standing.BACKFILL
+_NONE, _KV = Gate.NONE, Gate.KV
+
+_NEVER = -float("inf")
+
+
+class Decider:
+    """The deciding half of a ``Scheduler``, which adds the events.
+
+    Owns placement, gates and the budget for shrunk slices, reads fleet and tiers, and has ``Books`` book what it
+    decides. A base class rather than a part of its own, because a decision belongs to the event that led to it.
+
+    Attributes:
+        _decided_s: instant of the last decision, minus infinity if one is owed.
+        _stalled: tenant whose request in turn could not start then; tokens it receives may change whose turn it is.
+    """
+
+    def __init__(self, config: PoolConfig, *, books: Books, fleet: Fleet, tiers: Tiers, throughput: Throughput) -> None:
+        self._config = config
+        self._policy: FairnessPolicy
+        self._books = books
+        self._room = books.room
+        self._clock = books.clock
+        self._fleet = fleet
+        self._tiers = tiers
+        self._throughput = throughput
+        self._gates = Gates(headroom_ratio=config.headroom_ratio, is_on=True)
+        self._placement = Placement(self._gates)
+        self._budget = SliceBudget()
+        self._decided_s = _NEVER
+        self._stalled: Tenant | None = None
+
+    def _adopt(self, config: PoolConfig, policy: FairnessPolicy) -> None:
+        """Decide by another configuration and policy from now on; what was learned stays."""
+        self._config = config
+        self._policy = policy
+        self._gates.configure(headroom_ratio=config.headroom_ratio, is_on=policy.is_gated)
+
+    def _decide(self, now: float, actions: list[Action]) -> None:
+        """Admit until nobody can start."""
+        self._decided_s = now
+        self._stalled = None
+        books = self._books
+        self._throughput.tick(now, books.num_output, is_busy=books.num_running > 0)
+        self._budget.refill(books.take_new_output())
+        room = self._room
+        if not room.count:
+            self._clock.set(_NONE, now)
+            return
+        if not self._fleet.usable:
+            self._clock.set(Gate.NO_BACKEND, now)
+            return
+        self._tiers.refresh(now)
+        self._gates.tightest_target_s = self._tiers.tightest_target_s
+        misfits: set[Request] = set()
+        gate: Gate | None = None
+        while gate is None and room.count:
+            gate = self._admit(now, misfits, actions)
+        self._clock.set(gate or _NONE, now)
+
+    def _admit(self, now: float, misfits: set[Request], actions: list[Action]) -> Gate | None:
+        """One pass over the policy's candidates.
+
+        Urgent heads are admitted as they come; the first other admission ends the pass, because it may change whose
+        turn it is. ``misfits``: requests that found too little KV earlier in this decision, which only takes KV.
+
+        Returns:
+            None after an admission that ended the pass; else the gate that holds the request in turn.
+        """
+        fleet = self._fleet
+        usable = fleet.usable
+        room = self._room
+        free = fleet.most_free()
+        can_shrink = self._budget.is_open
+        is_futile = free < room.least_need()
+        if is_futile and not can_shrink:
+            return _KV
+        claims = Claims(self._placement, usable, now)
+        held_by = _KV
+        candidates = self._policy.candidates(now)
+        for request, standing in candidates:
+            is_urgent = standing <= _URGENT_PICK
+            new_tokens = request.slice_busy if room.count > 1 else request.slice_idle
+            gate = _KV
+            if request not in misfits:
+                options: list[tuple[Backend, int]] | None = None
+                if request.input_tokens + new_tokens <= free:
+                    options, gate = self._placement.options(request, new_tokens, usable, is_urgent=is_urgent)
+                if not options and gate is _KV:
+                    if can_shrink and standing <= _PICK:
+                        new_tokens, options = self._shrink(request, free, new_tokens, is_urgent=is_urgent)
+                    if not options:
+                        misfits.add(request)
+                if options and claims and not is_urgent:
+                    options = self._unclaimed(options, claims, standing)
+                    gate = Gate.CLAIM
+                if options:
+                    if standing <= _LATE:
+                        self._start(request, standing, new_tokens, options, now, actions)
+                        free = fleet.most_free()
+                        if free < room.least_need():
+                            break
+                        claims.outdate()
+                        continue
+                    candidates.close()
+                    self._start(request, standing, new_tokens, options, now, actions)
+                    return None
+                note_blocked(request, gate)
+            # Only the first in the order may have its slice shrunk.
+            can_shrink = False
+            if standing is not _BACKFILL:
+                if standing > _LATE:
+                    self._stalled = request.tenant
+                    held_by = gate
+                claims.add(request, new_tokens, is_urgent=is_urgent)
+            if is_futile:
+                break
+        candidates.close()
+        return held_by
+
+    def _shrink(
+        self, request: Request, free: int, new_tokens: int, *, is_urgent: bool
+    ) -> tuple[int, list[tuple[Backend, int]] | None]:
+        """A shorter slice that fits now, and where; the slice as it was and None if there is no such slice."""
+        shorter = shrunk_slice(request, self._config, free, new_tokens)
+        if shorter:
+            options, _ = self._placement.options(request, shorter, self._fleet.usable, is_urgent=is_urgent)
+            if options:
+                return shorter, options
+        return new_tokens, None
+
+    def _unclaimed(
+        self, options: list[tuple[Backend, int]], claims: Claims, standing: Standing
+    ) -> list[tuple[Backend, int]]:
+        """Options that take nothing from those ahead who fit nowhere."""
+        return claims.unclaimed(options, is_backfill=standing is _BACKFILL)
+
+    def _start(
+        self,
+        request: Request,
+        standing: Standing,
+        new_tokens: int,
+        options: list[tuple[Backend, int]],
+        now: float,
+        actions: list[Action],
+    ) -> None:
+        if new_tokens < request.slice_busy:
+            self._budget.spend(request, new_tokens)
+        backend, blocks = self._placement.choose(request, options)
+        actions.append(self._books.dispatch(request, standing, backend, blocks, new_tokens, now))
+        if request.queue.ttft_target_s is not None:
+            self._gates.note_urgent(blocks * backend.block_size)
+        self._placement.remember(request, backend)
