@@ -224,9 +224,18 @@ def _explain(item: Any) -> str:
     return f"{where}: {item['msg']}"
 
 
-def load_backend_key(name: str, environ: Mapping[str, str] | None = None) -> str | None:
-    """The secret a backend record names, from ``FAIRLANE_BACKEND_KEY_<NAME>`` or its ``_FILE``; None if unset."""
+def load_backend_key(name: str, environ: Mapping[str, str] | None = None) -> str:
+    """The secret a backend record names, from ``FAIRLANE_BACKEND_KEY_<NAME>`` or its ``_FILE``.
+
+    Raises:
+        SettingsError: unset, unreadable, or nothing a header can carry; naming the variable, never the content.
+    """
     environ = os.environ if environ is None else environ
     variable = BACKEND_KEY_PREFIX + re.sub(r"[^0-9A-Z]", "_", name.upper())
     path = environ.get(variable + "_FILE")
-    return read_secret_file(path, variable + "_FILE") if path else environ.get(variable)
+    key = read_secret_file(path, variable + "_FILE") if path else environ.get(variable)
+    if not key:
+        raise SettingsError(f"{variable} (or {variable}_FILE) is not set")
+    if not key.isascii() or not key.isprintable():
+        raise SettingsError(f"{variable}: a key is one line of printable ASCII characters")
+    return key

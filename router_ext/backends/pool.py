@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -107,8 +107,24 @@ class BackendPool(Generic[K]):
         """Members that may be used, in the order of the configuration."""
         return [member for member in self.members.values() if member.state is State.UP]
 
-    def apply(self, records: Iterable[BackendRecord]) -> None:
-        """Follow a configuration. A member with another address starts anew; streams on a removed one go on."""
+    def prepare(self, records: Iterable[BackendRecord]) -> dict[BackendId, Backend]:
+        """Clients of the members a configuration adds or moves: everything of ``apply`` that may fail."""
+        made: dict[BackendId, Backend] = {}
+        for record in records:
+            member = self.members.get(BackendId(record.backend))
+            if member is None or _address(member.record) != _address(record):
+                made[BackendId(record.backend)] = self._make_client(record)
+        return made
+
+    def apply(self, records: Iterable[BackendRecord], clients: Mapping[BackendId, Backend] | None = None) -> None:
+        """Follow a configuration. A member with another address starts anew; streams on a removed one go on.
+
+        Args:
+            clients: from ``prepare`` for the same records, with nothing in between.
+        """
+        records = list(records)
+        if clients is None:
+            clients = self.prepare(records)
         wanted = {BackendId(record.backend): record for record in records}
         for backend in [b for b in self.members if b not in wanted]:
             self._drop(self.members.pop(backend))
@@ -119,11 +135,20 @@ class BackendPool(Generic[K]):
                 self._drop(member)
                 member = None
             if member is None:
-                member = Member[K](record=record, client=self._make_client(record))
+                member = Member[K](record=record, client=clients[backend])
                 self._watch(member)
             member.record = record
             ordered[backend] = member
         self.members = ordered
+
+    def staying(self, records: Iterable[BackendRecord]) -> dict[BackendId, Member[K]]:
+        """Members that a configuration keeps as they are."""
+        kept = {}
+        for record in records:
+            member = self.members.get(BackendId(record.backend))
+            if member is not None and _address(member.record) == _address(record):
+                kept[member.backend] = member
+        return kept
 
     async def run(self) -> None:
         """Watch until cancelled."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from typing import Any, cast
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import httptools
 
@@ -31,6 +31,25 @@ MAX_IDLE = 64
 
 RELEASE_S = 5.0
 """How long an answer whose content is known may take to its end; then its connection is closed."""
+
+
+def parse_address(url: str) -> SplitResult:
+    """A backend's address, in parts.
+
+    Raises:
+        ValueError: with the reason.
+    """
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018 - raises for what is none
+    except ValueError as error:
+        raise ValueError(f"{url!r} is no http(s) address: {error}") from None
+    is_plain = url.isascii() and url.isprintable() and " " not in url
+    if parts.scheme not in ("http", "https") or not parts.hostname or not is_plain or parts.query or parts.fragment:
+        raise ValueError(f"{url!r} is no http(s) address: http://host:port or https://host:port is one")
+    if "@" in parts.netloc:
+        raise ValueError(f"{parts.hostname!r}: an address carries no credentials; name the key of the backend instead")
+    return parts
 
 
 class _Connection(asyncio.Protocol):
@@ -187,7 +206,7 @@ class _Exchange:
                 await client.loop.create_connection(lambda: connection, client.host, client.port, ssl=client.tls)
         except TimeoutError:
             self._finish(BackendUnreachable("The backend did not accept a connection in time"))
-        except OSError:
+        except (OSError, ValueError):  # a name that no resolver takes is a ValueError
             self._finish(BackendUnreachable("The backend refused the connection"))
         except asyncio.CancelledError:
             connection.abort()
@@ -365,9 +384,8 @@ class TgiBackend:
         unary_timeout_s: float = 30.0,
         max_reply_bytes: int = 64_000_000,
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"backend address {url!r} must be http://host:port or https://host:port")
+        parts = parse_address(url)
+        assert parts.hostname is not None
         self.loop = asyncio.get_running_loop()
         self.host = parts.hostname
         self.port = parts.port or (443 if parts.scheme == "https" else 80)

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from router_ext.backends.pool import Member
+from router_ext.backends.tgi import parse_address
 from router_ext.core.config import ConfigError, PoolConfig, build_pool
 from router_ext.core.ids import BackendId
-from router_ext.errors import ModelNotFound, SnapshotRefused
+from router_ext.errors import ModelNotFound, SettingsError, SnapshotRefused
 from router_ext.gateway.auth import Identity, KeyRing
+from router_ext.settings import load_backend_key
 from router_ext.wire.controlplane import BackendRecord, ConfigSnapshot, PoolRecord
 from router_ext.wire.tgi import Info
 
 DEFAULT_MODELS = frozenset({"", "tgi", "dummy"})
 """What clients send when they mean "whatever runs here" (``dummy`` is huggingface_hub's)."""
-
-_URL = re.compile(r"https?://[^/\s?#]+(/[^\s?#]*)?\Z")
 
 _UNKNOWN_LIMIT = 4_096
 """Stands in for ``/info``'s limits while a configuration is checked before its backends were asked."""
@@ -44,10 +43,12 @@ class Directory:
                 self._by_name[name] = record
         for record in snapshot.pools:
             for backend in record.backends:
-                if not _URL.match(backend.url):
-                    raise SnapshotRefused(
-                        f"revision {snapshot.revision}: backend {backend.name!r}: {backend.url!r} is no http(s) address"
-                    )
+                try:
+                    parse_address(backend.url)
+                    if backend.api_key_name:
+                        load_backend_key(backend.api_key_name)
+                except (ValueError, SettingsError) as error:
+                    raise SnapshotRefused(f"revision {snapshot.revision}: backend {backend.name!r}: {error}") from None
             pool_config(record, snapshot, {})
         self.keys = KeyRing(snapshot, peppers)
 

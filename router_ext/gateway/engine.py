@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, Protocol
 
@@ -33,7 +33,7 @@ from router_ext.core.events import (
     RequestSpec,
     TimerFired,
 )
-from router_ext.core.ids import RequestId
+from router_ext.core.ids import BackendId, RequestId
 from router_ext.core.scheduler import Scheduler
 from router_ext.core.snapshot import PoolStats
 from router_ext.errors import FairlaneError, NoBackend, QueueRefused, RequestRefused, UpstreamFailed
@@ -147,12 +147,22 @@ class PoolEngine:
 
     # --- configuration ----------------------------------------------------------------------------------------------
 
-    def apply(self, record: PoolRecord, snapshot: ConfigSnapshot) -> None:
-        """Follow a snapshot that has been validated. Queues, ledger and counters survive."""
+    def prepare(self, record: PoolRecord, snapshot: ConfigSnapshot) -> Mapping[BackendId, Backend]:
+        """Everything of ``apply`` that may fail; changes nothing.
+
+        Raises:
+            SnapshotRefused: the record does not fit what its backends say of themselves.
+            OSError, ValueError, SettingsError: a backend's client cannot be made.
+        """
+        pool_config(record, snapshot, self.backends.staying(record.backends))
+        return self.backends.prepare(record.backends)
+
+    def apply(self, record: PoolRecord, snapshot: ConfigSnapshot, clients: Mapping[BackendId, Backend]) -> None:
+        """Follow a snapshot that has been prepared in the same turn. Queues, ledger and counters survive."""
         self.record, self._snapshot = record, snapshot
         self.name = self.model.name = self.books.name = record.name
         self.model.use_tokenizer(record.tokenizer_path)
-        self.backends.apply(record.backends)
+        self.backends.apply(record.backends, clients)
         self._reconfigure()
 
     def _reconfigure(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,6 +18,7 @@ from router_ext import __version__
 from router_ext.backends.base import Backend
 from router_ext.backends.pool import State
 from router_ext.backends.tgi import TgiBackend
+from router_ext.core.ids import BackendId
 from router_ext.errors import ArtifactRefused, NoBackend, SettingsError, SnapshotRefused
 from router_ext.gateway.configure import Directory
 from router_ext.gateway.engine import PoolEngine
@@ -34,6 +35,7 @@ from router_ext.wire.controlplane import (
     BackendState,
     ConfigSnapshot,
     Heartbeat,
+    PoolRecord,
     PoolState,
     TenantState,
 )
@@ -129,6 +131,9 @@ class Router:
             self._refused = (0, f"{path}: {error.strerror}")
         except SnapshotRefused as error:
             self._refused = (0, error.message)
+        except Exception as error:  # a file that trips a defect must not take the router down
+            _log.exception("config.apply_failed", path=str(path))
+            self._refused = (0, f"could not be applied: {type(error).__name__}")
         else:
             self._refused = None
             return
@@ -185,22 +190,22 @@ class Router:
         """
         # Ten thousands of keys take a while; the loop goes on serving.
         directory = await asyncio.to_thread(Directory, snapshot, self.settings.peppers)
-        for pool, record in directory.pools.items():
-            engine = self.engines.get(pool)
-            if engine is None:
-                engine = self.engines[pool] = PoolEngine(
-                    record=record,
-                    snapshot=snapshot,
-                    settings=self.settings,
-                    ledger=self.ledger,
-                    metrics=self.metrics,
-                    spawn=self._tasks.create_task,
-                    executor=self.executor,
-                    make_client=self._make_client,
-                )
-                self._engine_tasks[pool] = self._tasks.create_task(engine.run(), name=f"pool {record.name}")
-            else:
-                engine.apply(record, snapshot)
+        clients: dict[str, Mapping[BackendId, Backend]] = {}
+        new: dict[str, PoolEngine] = {}
+        # Whatever may fail comes before whatever changes something.
+        try:
+            for pool, record in directory.pools.items():
+                if pool in self.engines:
+                    clients[pool] = self.engines[pool].prepare(record, snapshot)
+                else:
+                    new[pool] = self._make_engine(record, snapshot)
+        except (OSError, ValueError, SettingsError) as error:
+            raise SnapshotRefused(f"revision {snapshot.revision}: {error}") from error
+        for pool, prepared in clients.items():
+            self.engines[pool].apply(directory.pools[pool], snapshot, prepared)
+        for pool, engine in new.items():
+            self.engines[pool] = engine
+            self._engine_tasks[pool] = self._tasks.create_task(engine.run(), name=f"pool {engine.name}")
         for pool in [pool for pool in self.engines if pool not in directory.pools]:
             engine = self.engines.pop(pool)
             engine.end_all(NoBackend("This model is not served any more.", code="model_removed"))
@@ -208,6 +213,18 @@ class Router:
             engine.close()
         self.directory = directory
         self._applied_at_us = now_us()
+
+    def _make_engine(self, record: PoolRecord, snapshot: ConfigSnapshot) -> PoolEngine:
+        return PoolEngine(
+            record=record,
+            snapshot=snapshot,
+            settings=self.settings,
+            ledger=self.ledger,
+            metrics=self.metrics,
+            spawn=self._tasks.create_task,
+            executor=self.executor,
+            make_client=self._make_client,
+        )
 
     def _make_client(self, record: BackendRecord) -> Backend:
         settings = self.settings

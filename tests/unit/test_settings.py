@@ -33,7 +33,11 @@ def test_secrets_come_from_files(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("backend secret\n")
     assert load_backend_key("gpu-1", {"FAIRLANE_BACKEND_KEY_GPU_1_FILE": str(key)}) == "backend secret"
-    assert load_backend_key("gpu-2", {}) is None
+    with pytest.raises(SettingsError, match="FAIRLANE_BACKEND_KEY_GPU_2"):
+        load_backend_key("gpu-2", {})
+    for text in ("", "two\nlines", "schlüssel"):
+        with pytest.raises(SettingsError, match="FAIRLANE_BACKEND_KEY_GPU_2"):
+            load_backend_key("gpu-2", {"FAIRLANE_BACKEND_KEY_GPU_2": text})
 
 
 @pytest.mark.parametrize(

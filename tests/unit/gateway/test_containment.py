@@ -14,7 +14,8 @@ from support.scripted import BODY, Peer, World, running, stream, until
 from router_ext.backends.fake import Ending, Script
 from router_ext.core.actions import Dispatch
 from router_ext.core.events import Arrived, Finished, Progressed
-from router_ext.errors import FairlaneError
+from router_ext.core.ids import BackendId
+from router_ext.errors import FairlaneError, SnapshotRefused
 from router_ext.gateway.engine import PoolEngine
 from router_ext.gateway.relay import WholeGeneration
 from router_ext.gateway.slices import TextGeneration
@@ -188,3 +189,94 @@ async def test_a_defect_while_ending_cuts_the_client(world: World, monkeypatch: 
     assert sum(b"The end." in answer for answer in answers) == 1
     assert all(peer.is_closed for peer in peers)
     assert not engine_of(world).calls
+
+
+# --- bad configurations -------------------------------------------------------------------------------------------
+
+
+def bad_backend(**fields: Any) -> Any:
+    return msgspec.structs.replace(backend(2, "two"), **fields)
+
+
+BAD_BACKENDS = [
+    ({"url": "http://127.0.0.1:99999"}, "99999"),
+    ({"url": "http://127.0.0.1:abc"}, "abc"),
+    ({"url": "http://[::1"}, r"\[::1"),
+    ({"url": "http://:80"}, "no http"),
+    ({"url": "http://a\x00b:80"}, "no http"),
+    ({"url": "http://user:word@127.0.0.1:80"}, "credentials"),
+    ({"api_key_name": "NOT_THERE"}, "FAIRLANE_BACKEND_KEY_NOT_THERE"),
+]
+
+
+@pytest.mark.parametrize(("fields", "reason"), BAD_BACKENDS)
+@pytest.mark.parametrize("is_first_pool", [True, False])
+async def test_a_backend_that_cannot_be_is_refused_whole(
+    world: World, fields: dict[str, Any], reason: str, is_first_pool: bool
+) -> None:
+    del world.router._make_client  # the real one
+    good = world.setup.snapshot()
+    bad = [*good.pools[0].backends, bad_backend(**fields)]
+    other = msgspec.structs.replace(good.pools[0], pool="pol_other", name="other", aliases=[])
+    pools = [good.pools[0], other]
+    pools[0 if is_first_pool else 1] = msgspec.structs.replace(pools[0 if is_first_pool else 1], backends=bad)
+    tenants = [msgspec.structs.replace(tenant, weight=7.0) for tenant in good.tenants]
+    before, engine = world.router.directory, engine_of(world)
+    record, config = engine.record, engine.config
+    with pytest.raises(SnapshotRefused, match=reason):
+        await world.router.apply(msgspec.structs.replace(good, pools=pools, tenants=tenants))
+    assert world.router.directory is before
+    assert list(world.router.engines) == ["pol_main"]
+    assert (engine.record, engine.config) == (record, config)
+    assert list(engine.backends.members) == ["bke_one"]
+
+
+async def test_what_fails_late_is_refused_whole(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The first pool could be changed; the client of the second cannot be made."""
+    good = world.setup.snapshot()
+    other = msgspec.structs.replace(good.pools[0], pool="pol_other", name="other", aliases=[])
+    changed = msgspec.structs.replace(good.pools[0], scheduling={"policy": "fifo"})
+    engine = engine_of(world)
+    monkeypatch.setattr(world.router, "_make_client", broken_client)
+    with pytest.raises(SnapshotRefused, match="no such certificate"):
+        await world.router.apply(msgspec.structs.replace(good, pools=[changed, other]))
+    assert list(world.router.engines) == ["pol_main"]
+    assert engine.config.policy == "slo-fair"
+
+
+def broken_client(record: Any) -> Any:
+    raise OSError("no such certificate")
+
+
+async def test_limits_that_stopped_fitting_are_refused_whole(world: World) -> None:
+    """With what the backend says of itself, and not only with what is guessed before it was asked."""
+    engine = engine_of(world)
+    record = engine.record
+    # Two blocks of the guessed size fit into the guess, not into the 4,096 tokens of the backend.
+    world.setup.backends = [msgspec.structs.replace(backend(1), kv_tokens=None, block_size=1_024)]
+    await world.router.apply(world.setup.snapshot())
+    engine.backends.members[BackendId("bke_one")].info.max_total_tokens = 100  # type: ignore[union-attr]
+    world.setup.scheduling = {"policy": "fifo"}
+    record = engine.record
+    with pytest.raises(SnapshotRefused, match="two blocks"):
+        await world.router.apply(world.setup.snapshot())
+    assert engine.record is record
+    assert engine.config.policy == "slo-fair"
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff", b"[" * 100_000, b'{"revision":1}'])
+async def test_a_broken_snapshot_file_is_reported_and_the_last_good_one_serves(world: World, content: bytes) -> None:
+    path = world.router.settings.snapshot_file
+    assert path is not None
+    path.write_bytes(content)
+    await world.router._load_file()
+    assert world.router._refused is not None
+    assert b"generated_text" in await Peer(world, "/generate_stream", BODY).wait()
+
+
+async def test_a_defect_in_applying_a_snapshot_file_does_not_end_the_router(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router_ext.gateway.lifespan.Directory", broken)
+    await world.router._load_file()
+    assert world.router._refused == (0, "could not be applied: RuntimeError")
