@@ -102,7 +102,9 @@ class Decider:
         is_futile = free < room.least_need()
         if is_futile and not can_shrink:
             return _KV
-        claims = Claims(self._placement, usable, now)
+        placement = self._placement
+        refused: list[tuple[Request, int, bool]] = []
+        claims: Claims | None = None
         held_by = _KV
         candidates = self._policy.candidates(now)
         for request, standing in candidates:
@@ -112,13 +114,15 @@ class Decider:
             if request not in misfits:
                 options: list[tuple[Backend, int]] | None = None
                 if request.input_tokens + new_tokens <= free:
-                    options, gate = self._placement.options(request, new_tokens, usable, is_urgent=is_urgent)
+                    options, gate = placement.options(request, new_tokens, usable, is_urgent=is_urgent)
                 if not options and gate is _KV:
                     if can_shrink and standing <= _PICK:
                         new_tokens, options = self._shrink(request, free, new_tokens, is_urgent=is_urgent)
                     if not options:
                         misfits.add(request)
-                if options and claims and not is_urgent:
+                if options and refused and not is_urgent:
+                    if claims is None:
+                        claims = Claims(placement, usable, refused, now)
                     options = self._unclaimed(options, claims, standing)
                     gate = Gate.CLAIM
                 if options:
@@ -127,7 +131,7 @@ class Decider:
                         free = fleet.most_free()
                         if free < room.least_need():
                             break
-                        claims.outdate()
+                        claims = None
                         continue
                     candidates.close()
                     self._start(request, standing, new_tokens, options, now, actions)
@@ -139,7 +143,7 @@ class Decider:
                 if standing > _LATE:
                     self._stalled = request.tenant
                     held_by = gate
-                claims.add(request, new_tokens, is_urgent=is_urgent)
+                refused.append((request, new_tokens, is_urgent))
             if is_futile:
                 break
         candidates.close()

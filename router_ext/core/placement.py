@@ -163,27 +163,22 @@ class Placement:
 
 
 class Claims:
-    """Requests of one pass over the candidates that come first and fit nowhere, and what each of them claims."""
+    """What those claim who come first and fit nowhere. Belongs to one pass, until the next admission.
+
+    Args:
+        refused: (request, new tokens, whether it is urgent), in order; may grow while the claims are in use.
+    """
 
     __slots__ = ("_claims", "_now", "_placement", "_refused", "_usable")
 
-    def __init__(self, placement: Placement, usable: list[Backend], now: float) -> None:
+    def __init__(
+        self, placement: Placement, usable: list[Backend], refused: list[tuple[Request, int, bool]], now: float
+    ) -> None:
         self._placement = placement
         self._usable = usable
+        self._refused = refused
         self._now = now
-        self._refused: list[tuple[Request, int, bool]] = []
         self._claims: list[Claim | None] = []
-
-    def __len__(self) -> int:
-        return len(self._refused)
-
-    def add(self, request: Request, new_tokens: int, *, is_urgent: bool) -> None:
-        """The request fits nowhere and goes before all that are tried after it."""
-        self._refused.append((request, new_tokens, is_urgent))
-
-    def outdate(self) -> None:
-        """Somebody was admitted: where the others will fit soonest has to be looked for anew."""
-        self._claims.clear()
 
     def unclaimed(self, options: list[tuple[Backend, int]], *, is_backfill: bool) -> list[tuple[Backend, int]]:
         """Options that take nothing from those who come first. Claims are computed here, on first need.

@@ -105,6 +105,9 @@ class Scheduler(Decider):
         self._handlers[type(event)](event, now, actions)
         if has_freed and self._decided_s < now:
             self._decide(now, actions)
+        if type(event) is Progressed and self._decided_s < now:
+            # Tokens are most of all events; one that led to no decision brings no instant forward.
+            return actions
         due = self._limits.next_due_s()
         if due < self._timer_at:
             self._timer_at = due

@@ -33,10 +33,13 @@ def room_tokens(config: BackendConfig) -> int:
 
 def largest_slice(backends: Iterable[BackendConfig], input_tokens: int) -> int:
     """Most new tokens that some backend, empty, could take with this input; <= 0 if none takes the input."""
-    return max(
-        (room_tokens(b) - input_tokens for b in backends if input_tokens <= b.max_input_tokens),
-        default=0,
-    )
+    largest: int | None = None
+    for backend in backends:
+        if input_tokens <= backend.max_input_tokens:
+            room = room_tokens(backend) - input_tokens
+            if largest is None or room > largest:
+                largest = room
+    return 0 if largest is None else largest
 
 
 def smallest_slice(request: Request, config: PoolConfig) -> int:
