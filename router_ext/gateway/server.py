@@ -1,7 +1,7 @@
 """The HTTP server: uvicorn on uvloop and httptools, hardened, with an ``Exchange`` in every scope.
 
-uvicorn alone keeps idle connections, half headers and half bodies open for ever, takes any amount of headers and a
-missing Host, frames HTTP/1.0 answers in chunks, and stops reading (and so stops seeing a client leave) as soon as a
+uvicorn alone keeps idle connections, half headers, half bodies and unread answers open for ever, takes any amount of
+headers and a missing Host, frames HTTP/1.0 answers in chunks, and stops reading (and so stops seeing a client leave) as soon as a
 client pipelines. The protocol class below bounds each of these.
 """
 
@@ -60,6 +60,7 @@ class _Phase(enum.Enum):
 
 def protocol_class(settings: RouterSettings) -> type[asyncio.Protocol]:
     """The protocol with this router's limits."""
+    check_s = min(settings.header_timeout_s, settings.stall_limit_s)
 
     class LimitedProtocol(HttpToolsProtocol):
         """One client connection."""
@@ -72,6 +73,8 @@ def protocol_class(settings: RouterSettings) -> type[asyncio.Protocol]:
         _is_discarding = False
         _is_refused = False
         _timer: asyncio.TimerHandle | None = None
+        _unread_bytes = 0
+        _unread_s = 0.0
 
         # --- connection ---
 
@@ -80,7 +83,7 @@ def protocol_class(settings: RouterSettings) -> type[asyncio.Protocol]:
             self.transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES, low=WRITE_HIGH_BYTES // 4)
             self._exchanges: list[Exchange] = []
             self._since_s = self.loop.time()
-            self._timer = self.loop.call_later(settings.header_timeout_s, self._check_progress)
+            self._timer = self.loop.call_later(check_s, self._check_progress)
 
         def connection_lost(self, exc: Exception | None) -> None:
             if self._timer is not None:
@@ -92,18 +95,36 @@ def protocol_class(settings: RouterSettings) -> type[asyncio.Protocol]:
                 exchange.connection_lost()
 
         def _check_progress(self) -> None:
-            """Cut a connection that owes the rest of a head or of a body. One timer serves its whole life."""
+            """Cut a connection that owes the rest of a head or of a body, or does not take what it asked for.
+
+            One timer serves its whole life, and beyond: a closing connection lives until its last byte is read.
+            """
             self._timer = None
-            if self.transport.is_closing():
+            now = self.loop.time()
+            if self._is_stalled(now):
+                self.transport.abort()
                 return
-            wait_s = settings.header_timeout_s
-            if self._phase is not _Phase.SERVING:
+            wait_s = check_s
+            if self._phase is not _Phase.SERVING and not self.transport.is_closing():
                 limit_s = settings.header_timeout_s if self._phase is _Phase.HEAD else settings.body_idle_timeout_s
-                wait_s = limit_s - (self.loop.time() - self._since_s)
-                if wait_s <= 0:
+                left_s = limit_s - (now - self._since_s)
+                if left_s <= 0:
                     self._time_out()
                     return
+                wait_s = min(wait_s, left_s)
             self._timer = self.loop.call_later(wait_s, self._check_progress)
+
+        def _is_stalled(self, now: float) -> bool:
+            """Nothing was read for too long of a connection to which nothing is being written."""
+            if self._exchanges and self._exchanges[0].is_open:
+                # A running stream has a clock of its own; ``Client`` says in the books why it ended.
+                self._unread_bytes = 0
+                return False
+            unread = self.transport.get_write_buffer_size()
+            if unread == 0 or unread != self._unread_bytes:
+                self._unread_bytes, self._unread_s = unread, now
+                return False
+            return now - self._unread_s >= settings.stall_limit_s
 
         def _time_out(self) -> None:
             if self._phase is _Phase.BODY and not self.cycle.response_started:

@@ -278,3 +278,61 @@ def test_a_busy_port_is_named() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(SettingsError, match=f"port {port} on 127.0.0.1 is busy"):
             listen(settings(), host="127.0.0.1", port=port)
+
+
+LARGE = b"z" * 250_000
+"""More than the kernel takes for a client that does not read."""
+
+
+async def large(scope: Any, receive: Any, send: Any) -> None:
+    """A large stream at ``/stream``, a large whole answer elsewhere."""
+    exchange: Exchange = scope["extensions"][EXTENSION]
+    if scope["path"] == "/stream":
+        exchange.open(200, [])
+        exchange.write(LARGE)
+        exchange.finish()
+        return
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(LARGE))]})
+    await send({"type": "http.response.body", "body": LARGE})
+
+
+def deaf_client(port: int, data: bytes) -> socket.socket:
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    client.connect(("127.0.0.1", port))
+    client.sendall(data)
+    return client
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET /stream HTTP/1.1\r\nhost: a\r\n\r\n",
+        b"GET /stream HTTP/1.0\r\n\r\n",
+        b"GET /x HTTP/1.1\r\nhost: a\r\n\r\n",
+        GET,
+        b"GET /x HTTP/1.1\r\nhost: a\r\n\r\n" * 3,
+    ],
+    ids=["stream", "old stream", "kept", "closed", "pipelined"],
+)
+async def test_an_answer_nobody_reads_keeps_no_connection(data: bytes) -> None:
+    async with serving(large, stall_limit_s=0.2, header_timeout_s=0.3, keep_alive_s=1) as (port, server):
+        client = deaf_client(port, data)
+        await until(lambda: bool(server.server_state.connections))
+        await until(lambda: not server.server_state.connections and not server.server_state.tasks)
+        client.close()
+
+
+@pytest.mark.parametrize("path", [b"/stream", b"/x"])
+async def test_a_slow_reader_gets_everything(path: bytes) -> None:
+    async with serving(large, stall_limit_s=0.3, header_timeout_s=0.1) as (port, _):
+        client = deaf_client(port, b"GET " + path + b" HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+        client.setblocking(False)
+        loop = asyncio.get_running_loop()
+        received = 0
+        async with asyncio.timeout(20):
+            while data := await loop.sock_recv(client, 30_000):
+                received += data.count(b"z")
+                await asyncio.sleep(0.02)  # the reader's own pace
+        client.close()
+    assert received == len(LARGE)
