@@ -17,25 +17,27 @@ import orjson
 
 from router_ext.core.events import RequestSpec
 from router_ext.core.ids import RequestId, TierName
-from router_ext.errors import BodyTooLarge, FairlaneError, RequestRefused, UpstreamFailed
+from router_ext.errors import BodyTooLarge, FairlaneError, NoBackend, RequestRefused
 from router_ext.gateway.auth import TIER_HEADER, Identity
 from router_ext.gateway.call import Call
 from router_ext.gateway.continuation import Continuation
 from router_ext.gateway.dialects import decode_body, decode_tokenize, dialect_of, error_response, read_body
 from router_ext.gateway.engine import PoolEngine
 from router_ext.gateway.exchange import EXTENSION, Exchange
-from router_ext.gateway.generation import Dialect, GenerationRequest
+from router_ext.gateway.generation import Dialect, GenerationRequest, ModelLimits
 from router_ext.gateway.lifespan import Router, draining
 from router_ext.gateway.measure import LARGE_BYTES, Measured, measure, spec_affinity
+from router_ext.gateway.refusals import refusal_of
 from router_ext.gateway.relay import WholeGeneration
 from router_ext.gateway.slices import TextGeneration
 from router_ext.gateway.streams import Client, Response
 from router_ext.obs.logs import get_logger
 from router_ext.obs.metrics import CONTENT_TYPE
-from router_ext.sync.inflight import RequestStart
+from router_ext.predict.baseline import Quantiles
+from router_ext.sync.inflight import InflightSlot, RequestStart
 from router_ext.sync.ledger import new_event_id, now_us
 from router_ext.wire.headers import JSON
-from router_ext.wire.tgi import encode_tokenize
+from router_ext.wire.tgi import decode_error, encode_tokenize
 
 Handler = Callable[["Request"], Awaitable[Response | None]]
 
@@ -162,12 +164,14 @@ class App:
             engine = self._engine(body.model, identity)
             tier = identity.tier(request.header(TIER_HEADER))
             with _watched(request.exchange):
-                limits = await engine.model.known_limits()
+                limits = await engine.model.known_limits(identity.tenant)
                 generation = decode_body(body, limits)
-                measured = await measure(engine, generation, body, limits)
+                measured = await measure(engine, identity.tenant, generation, body, limits)
             if request.exchange.is_gone:
                 return None
-            client = self._begin(request, engine, identity, tier, generation, measured)
+            if router.engines.get(engine.record.pool) is not engine:
+                raise NoBackend("This model is not served any more.", code="model_removed")
+            client = self._begin(request, engine, identity, tier, generation, measured, limits)
             return await client.done
         finally:
             router.request_ended()
@@ -180,6 +184,7 @@ class App:
         tier: TierName,
         generation: GenerationRequest,
         measured: Measured,
+        limits: ModelLimits,
     ) -> Client:
         """Open the books and hand the request to the engine. Everything from here on is callbacks."""
         router = self._router
@@ -204,7 +209,28 @@ class App:
                 predictor=engine.predictor_digest,
             )
         )
-        client = Client(request.exchange, stall_limit_s=router.settings.stall_limit_s)
+        try:
+            return self._submit(request, engine, identity, tier, generation, measured, limits, slot, predicted)
+        except BaseException:
+            # Nothing of it was queued: it is not in the books.
+            if slot.is_open:
+                router.ledger.discard(slot)
+            raise
+
+    def _submit(
+        self,
+        request: Request,
+        engine: PoolEngine,
+        identity: Identity,
+        tier: TierName,
+        generation: GenerationRequest,
+        measured: Measured,
+        limits: ModelLimits,
+        slot: InflightSlot,
+        predicted: Quantiles,
+    ) -> Client:
+        event = slot.start.event
+        client = Client(request.exchange, stall_limit_s=self._router.settings.stall_limit_s)
         call = Call(
             engine,
             request=generation,
@@ -215,11 +241,10 @@ class App:
             arrived_s=request.arrived_s,
             validated_s=engine.loop.time(),
             prompt_tokens=sum(prompt.lengths.prompt_tokens for prompt in measured.prompts),
-            predicted_tokens=None if is_guess else predicted.median,
+            predicted_tokens=slot.start.predicted_tokens,
             characters=measured.characters,
         )
         agent = request.header(b"x-fairlane-agent-id")
-        limits = engine.model.limits()
         generations: list[TextGeneration | WholeGeneration] = []
         for index, prompt in enumerate(measured.prompts):
             max_new_tokens = prompt.lengths.max_new_tokens
@@ -275,21 +300,31 @@ class App:
     # --- other calls of TGI's API -------------------------------------------------------------------------------------
 
     async def _tokenize(self, request: Request) -> Response | None:
+        router = self._router
         identity = self._identify(request)
-        raw = await request.body()
-        if raw is None:
-            return None
-        limit = self._router.settings.body_limit_bytes
-        inputs = decode_tokenize(read_body(request.path, request.header(b"content-type"), raw, max_bytes=limit))
-        engine = self._engine(None, identity)
-        if not engine.backends.up:
-            raise engine.model.no_backend()
-        member = await engine.model.some_member()
-        with _watched(request.exchange):
-            async with engine.model.large_texts if len(raw) > LARGE_BYTES else contextlib.nullcontext():
-                reply = await member.client.call("POST", "/tokenize", encode_tokenize(inputs))
+        if router.is_draining:
+            raise draining()
+        router.active += 1
+        try:
+            raw = await request.body()
+            if raw is None:
+                return None
+            limit = router.settings.body_limit_bytes
+            inputs = decode_tokenize(read_body(request.path, request.header(b"content-type"), raw, max_bytes=limit))
+            engine = self._engine(None, identity)
+            if not engine.backends.up:
+                raise engine.model.no_backend()
+            model = engine.model
+            question = encode_tokenize(inputs)
+            with _watched(request.exchange):
+                async with model.large_text(identity.tenant, is_large=len(raw) > LARGE_BYTES):
+                    _, reply = await model.ask(
+                        lambda client: client.call("POST", "/tokenize", question), tenant=identity.tenant
+                    )
+        finally:
+            router.request_ended()
         if reply.status != 200:
-            raise UpstreamFailed("The model server failed to tokenize")
+            raise refusal_of(decode_error(reply.status, reply.body))
         return Response(status=200, headers=[JSON], body=reply.body)
 
     async def _info(self, request: Request) -> Response:
@@ -302,6 +337,7 @@ class App:
         return Response(status=200, headers=[JSON], body=largest.info_body)
 
     async def _models(self, request: Request) -> Response:
+        # Every key may use every pool by its name; its own default is what it gets without one.
         self._identify(request)
         data = [
             {"id": engine.name, "object": "model", "created": 0, "owned_by": engine.model.model_id}

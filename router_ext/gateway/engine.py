@@ -108,8 +108,10 @@ class PoolEngine:
             timeout_s=settings.health_timeout_s,
             max_failures=settings.health_failures,
         )
+        self.config: PoolConfig = pool_config(record, snapshot, {})
         self.model = PoolModel(
             name=record.name,
+            config=self.config,
             backends=self.backends,
             executor=executor,
             tokenizer_path=record.tokenizer_path,
@@ -126,10 +128,8 @@ class PoolEngine:
         self._is_flush_due = False
         self._timer: asyncio.TimerHandle | None = None
         self._reconciling: asyncio.TimerHandle | None = None
-        self.config: PoolConfig = pool_config(record, snapshot, {})
         self.backends.apply(record.backends)
-        self.config = pool_config(record, snapshot, self.backends.members)
-        self.model.backend_wait_s = self.config.backend_wait_s
+        self.config = self.model.config = pool_config(record, snapshot, self.backends.members)
         self.scheduler = Scheduler(self.config)
         self.books = Books(name=record.name, ledger=ledger, metrics=metrics, scheduler=self.scheduler)
 
@@ -169,8 +169,7 @@ class PoolEngine:
         self.model.backends_changed()
         config = pool_config(self.record, self._snapshot, self.backends.members)
         if config != self.config:
-            self.config = config
-            self.model.backend_wait_s = config.backend_wait_s
+            self.config = self.model.config = config
             self.post(Reconfigured(config=config))
             # A backend that takes part for the first time is down until its state is told (again, for the others).
             for member in self.backends.members.values():

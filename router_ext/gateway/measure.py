@@ -1,20 +1,20 @@
 """Sizes of a request before it is queued: its prompts as text, and their tokens as the backend will count them.
 
 A pool with a tokenizer file is measured here, long prompts in a worker thread; otherwise a backend's ``/tokenize``
-counts, at most one large text at a time (TGI has two tokenizer threads for everybody). Chats are templated by the
-backend alone, which counts them in the same call.
+counts, at most one large text at a time, tenants in turn (TGI has two tokenizer threads for everybody). Chats are
+templated by the backend alone, which counts them in the same call.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import orjson
 
 from router_ext.backends.probe import chat_tokenize, tokenize
+from router_ext.core.ids import TenantId
 from router_ext.gateway.bos import chat_prompt
 from router_ext.gateway.dialects import Body, Lengths, fit_lengths
 from router_ext.gateway.generation import GenerationRequest, ModelLimits, PassThrough, ResumeClass
@@ -53,15 +53,17 @@ class Measured:
     passthrough: PassThrough | None
 
 
-async def measure(engine: PoolEngine, request: GenerationRequest, body: Body, limits: ModelLimits) -> Measured:
+async def measure(
+    engine: PoolEngine, tenant: TenantId, request: GenerationRequest, body: Body, limits: ModelLimits
+) -> Measured:
     """Template, count, and check against the largest backend.
 
     Raises:
         RequestRefused: too long for any backend (with both numbers and the limit), or refused by the chat template.
-        UpstreamFailed, NoBackend: nobody could count.
+        UpstreamFailed, NoBackend: nobody could count. QueueRefused: too many wait for it already.
     """
     if request.chat_body is None:
-        counts = [await count(engine, text) for text in request.prompts]
+        counts = [await count(engine, tenant, text) for text in request.prompts]
         return Measured(
             prompts=tuple(
                 Prompt(text, fit_lengths(request, tokens, limits))
@@ -71,26 +73,29 @@ async def measure(engine: PoolEngine, request: GenerationRequest, body: Body, li
             resume_class=ResumeClass.EXACT,
             passthrough=request.passthrough,
         )
-    return await _measure_chat(engine, request, body, limits)
+    return await _measure_chat(engine, tenant, request, body, limits)
 
 
-async def count(engine: PoolEngine, text: str) -> int:
+async def count(engine: PoolEngine, tenant: TenantId, text: str) -> int:
     """Tokens of a prompt as TGI counts them."""
     tokenizer = engine.model.tokenizer
     if tokenizer is not None:
         if len(text) <= INLINE_CHARACTERS:
             return tokenizer.count(text)
         return await asyncio.get_running_loop().run_in_executor(engine.model.executor, tokenizer.count, text)
-    async with engine.model.large_texts if len(text) * 4 > LARGE_BYTES else contextlib.nullcontext():
-        _, tokens = await engine.model.ask(lambda client: tokenize(client, text))
+    async with engine.model.large_text(tenant, is_large=len(text) * 4 > LARGE_BYTES):
+        _, tokens = await engine.model.ask(lambda client: tokenize(client, text), tenant=tenant)
         return len(tokens)
 
 
-async def _measure_chat(engine: PoolEngine, request: GenerationRequest, body: Body, limits: ModelLimits) -> Measured:
+async def _measure_chat(
+    engine: PoolEngine, tenant: TenantId, request: GenerationRequest, body: Body, limits: ModelLimits
+) -> Measured:
     assert request.chat_body is not None
     # The client's own body: tools and everything else that the template may look at are in it.
     question = _chat_question(request, body)
-    member, (chat, reply) = await engine.model.ask(lambda client: chat_tokenize(client, question))
+    async with engine.model.large_text(tenant, is_large=len(question) > LARGE_BYTES):
+        member, (chat, reply) = await engine.model.ask(lambda client: chat_tokenize(client, question), tenant=tenant)
     if chat is None:
         problem = decode_error(reply.status, reply.body)
         raise refusal_of(problem)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Executor
 from typing import TypeVar
 
@@ -14,11 +14,14 @@ from router_ext.backends.base import Backend, Headers
 from router_ext.backends.pool import BackendPool
 from router_ext.backends.pool import Member as PoolMember
 from router_ext.backends.probe import tokenize
+from router_ext.core.config import PoolConfig
+from router_ext.core.ids import TenantId
 from router_ext.errors import FairlaneError, NoBackend, UpstreamFailed
 from router_ext.gateway.cuts import CutDecision, CutJob, TextTokenizer, choose_cut, cut_unchecked, search_cut
 from router_ext.gateway.encoders import AnswerContext
 from router_ext.gateway.generation import ModelLimits
 from router_ext.gateway.knowledge import ModelKnowledge
+from router_ext.gateway.waiting import Places, Turns
 from router_ext.obs.logs import get_logger
 
 _log = get_logger(__name__)
@@ -41,33 +44,37 @@ class PoolModel:
     """One pool's model.
 
     Attributes:
-        name: the pool's public name. backend_wait_s: how long a short call waits for a backend to come up.
+        name: the pool's public name. config: in force; ``backend_wait_s`` bounds what waits here too.
         eos_ids: end-of-text ids known of the model; grows as answers show them.
         tokenizer: the pool's own tokenizer, None if it has no file or the file disagrees with the backends.
-        large_texts: only one large text at a time is sent to a backend's tokenizer threads.
+        large_texts: only one large text at a time is sent to a backend's tokenizer threads, tenants in turn.
+        places: who waits here, before the queue.
     """
 
     def __init__(
         self,
         *,
         name: str,
+        config: PoolConfig,
         backends: BackendPool[ModelKnowledge],
         executor: Executor,
         tokenizer_path: str | None,
         on_failure: Callable[[Member, FairlaneError], None],
     ) -> None:
         self.name = name
-        self.backend_wait_s = 30.0
+        self.config = config
         self.eos_ids: set[int] = set()
         self.tokenizer: TextTokenizer | None = None
         self.executor = executor
-        self.large_texts = asyncio.Semaphore(1)
+        self.large_texts = Turns()
+        self.places = Places(lambda: self.config, hint_s=lambda: self.retry_after(1.0))
         self._loop = asyncio.get_running_loop()
         self._backends = backends
         self._on_failure = on_failure
         self._path = tokenizer_path
         self._path_changed = asyncio.Event()
         self._started_s = self._loop.time()
+        self._down_since: float | None = self._started_s
         self._compute_type = "cpu"
         self._limits: ModelLimits | None = None
         self._up = asyncio.Event()
@@ -86,8 +93,11 @@ class PoolModel:
         self._limits = None
         if self._backends.up:
             self._up.set()
+            self._down_since = None
         else:
             self._up.clear()
+            if self._down_since is None:
+                self._down_since = self._loop.time()
 
     async def follow_tokenizer(self) -> None:
         """Load the pool's tokenizer file whenever it is another one, and believe it only if it splits as a backend."""
@@ -123,15 +133,23 @@ class PoolModel:
 
     # --- what is known ----------------------------------------------------------------------------------------------
 
-    async def wait_up(self) -> None:
-        """Return once a backend is up.
+    async def wait_up(self, tenant: TenantId | None = None) -> None:
+        """Return once a backend is up. An outage is waited for once, whoever comes when.
 
         Raises:
-            NoBackend: none came within the pool's limit.
+            NoBackend: none came within the pool's limit since the last one was lost.
+            QueueRefused: too many wait already, of ``tenant`` or of all.
         """
+        if self._up.is_set():
+            return
+        since = self._loop.time() if self._down_since is None else self._down_since
+        rest_s = since + self.config.backend_wait_s - self._loop.time()
+        if rest_s <= 0:
+            raise self.no_backend()
         try:
-            async with asyncio.timeout(self.backend_wait_s):
-                await self._up.wait()
+            with contextlib.nullcontext() if tenant is None else self.places.take(tenant):
+                async with asyncio.timeout(rest_s):
+                    await self._up.wait()
         except TimeoutError:
             raise self.no_backend() from None
 
@@ -154,15 +172,15 @@ class PoolModel:
             )
         return self._limits
 
-    async def known_limits(self) -> ModelLimits:
+    async def known_limits(self, tenant: TenantId) -> ModelLimits:
         """``limits``; right after the start of the process, once the first backend has told them.
 
         Raises:
-            NoBackend: nobody has, though there was time.
+            NoBackend: nobody has, though there was time. QueueRefused: too many wait for it already.
         """
         if self._limits is None and not any(member.info for member in self._backends.members.values()):
-            grace_s = min(WARM_UP_S, self.backend_wait_s) - (self._loop.time() - self._started_s)
-            with contextlib.suppress(TimeoutError):
+            grace_s = min(WARM_UP_S, self.config.backend_wait_s) - (self._loop.time() - self._started_s)
+            with contextlib.suppress(TimeoutError), self.places.take(tenant):
                 async with asyncio.timeout(max(grace_s, 0.0)):
                     await self._up.wait()
         return self.limits()
@@ -221,14 +239,35 @@ class PoolModel:
         _, tokens = await self.ask(lambda client: tokenize(client, text))
         return [token.id for token in tokens]
 
-    async def ask(self, question: Callable[[Backend], Awaitable[T]]) -> tuple[Member, T]:
+    @contextlib.asynccontextmanager
+    async def large_text(self, tenant: TenantId, *, is_large: bool) -> AsyncIterator[None]:
+        """Around a question whose text is large for a backend's tokenizer threads.
+
+        Raises:
+            QueueRefused: too many wait already, of ``tenant`` or of all.
+        """
+        if not is_large:
+            yield
+            return
+        async with contextlib.AsyncExitStack() as stack:
+            with self.places.take(tenant):
+                await stack.enter_async_context(self.large_texts.take(tenant))
+            yield
+
+    async def ask(
+        self, question: Callable[[Backend], Awaitable[T]], *, tenant: TenantId | None = None
+    ) -> tuple[Member, T]:
         """A short call to any live backend; another one is asked if it breaks.
+
+        Args:
+            tenant: who waits, while there is no backend; None for a request that runs.
 
         Raises:
             NoBackend: none is up, and none came within the pool's limit. UpstreamFailed: the last one asked broke.
+            QueueRefused: too many wait already.
         """
         for attempt in range(ATTEMPTS):
-            member = await self.some_member()
+            member = await self.some_member(tenant)
             try:
                 return member, await question(member.client)
             except UpstreamFailed as error:
@@ -237,15 +276,15 @@ class PoolModel:
                     raise
         raise AssertionError("unreachable")
 
-    async def some_member(self) -> Member:
+    async def some_member(self, tenant: TenantId | None = None) -> Member:
         """A live backend for a short call; waits for one if there is none.
 
         Raises:
-            NoBackend: none came within the pool's limit.
+            NoBackend, QueueRefused: as ``wait_up``.
         """
         up = self._backends.up
         if not up:
-            await self.wait_up()
+            await self.wait_up(tenant)
             up = self._backends.up
         return up[self._random.randrange(len(up))] if len(up) > 1 else up[0]
 
