@@ -17,6 +17,7 @@ from router_ext.core.events import Arrived, Finished, Progressed
 from router_ext.core.ids import BackendId
 from router_ext.errors import FairlaneError, SnapshotRefused
 from router_ext.gateway.engine import PoolEngine
+from router_ext.gateway.measure import measure
 from router_ext.gateway.relay import WholeGeneration
 from router_ext.gateway.slices import TextGeneration
 
@@ -280,3 +281,49 @@ async def test_a_defect_in_applying_a_snapshot_file_does_not_end_the_router(
     monkeypatch.setattr("router_ext.gateway.lifespan.Directory", broken)
     await world.router._load_file()
     assert world.router._refused == (0, "could not be applied: RuntimeError")
+
+
+# --- books --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_request_refused_at_the_last_moment_leaves_the_books_empty(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router_ext.gateway.app.RequestSpec", broken)
+    peer = Peer(world, "/generate", BODY)
+    await peer.wait()
+    assert peer.status == 500
+    nothing_is_left(world)
+    assert world.router.ledger.pending_events == 0
+
+
+@pytest.mark.parametrize("change", ["backend moved", "pool removed"])
+async def test_a_configuration_that_comes_while_a_request_is_measured(
+    world: World, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """The limits it was measured by are those it began with; a pool that is gone refuses it."""
+    engine = engine_of(world)
+
+    async def slow(*args: Any) -> Any:
+        measured = await measure(*args)
+        if change == "pool removed":
+            await world.router.apply(msgspec.structs.replace(world.setup.snapshot(), pools=[]))
+        else:
+            plain = world.play
+            world.play = lambda path, body: Script(status=500)  # type: ignore[method-assign]
+            world.setup.backends = [backend(7)]
+            await world.router.apply(world.setup.snapshot())
+            world.play = plain  # type: ignore[method-assign]
+        return measured
+
+    monkeypatch.setattr("router_ext.gateway.app.measure", slow)
+    peer = Peer(world, "/generate", BODY)
+    if change == "pool removed":
+        await peer.wait()
+        assert peer.status == 503
+    else:
+        await until(lambda: engine.stats().queued == 1)
+        peer.exchange.connection_lost()
+        await peer.wait()
+    assert not engine.calls
+    assert world.router.ledger.running == 0
