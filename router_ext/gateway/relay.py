@@ -29,7 +29,16 @@ MAX_BODY_BYTES = 64_000_000
 class WholeGeneration(UpstreamGeneration):
     """A passed-through request."""
 
-    __slots__ = ("_body", "_headers", "_parser", "_passthrough", "_relay", "_status")
+    __slots__ = (
+        "_arrived_tokens",
+        "_body",
+        "_booked_tokens",
+        "_headers",
+        "_parser",
+        "_passthrough",
+        "_relay",
+        "_status",
+    )
 
     def __init__(self, engine: PoolEngine, call: Call, *, spec: RequestSpec, passthrough: PassThrough) -> None:
         super().__init__(engine, call, spec=spec)
@@ -39,6 +48,8 @@ class WholeGeneration(UpstreamGeneration):
 
     def _reset(self) -> None:
         self._status = 0
+        self._arrived_tokens = 0
+        self._booked_tokens = 0
         self._headers: Headers = ()
         self._body = bytearray()
         self._parser = SseParser()
@@ -79,12 +90,14 @@ class WholeGeneration(UpstreamGeneration):
         out = b"".join(parts)
         arrived = relay.output_tokens - before
         if arrived > 0:
+            self._arrived_tokens += arrived
             self._engine.progressed(self, arrived)
         if relay.prompt_tokens:
             call.prompt_tokens = relay.prompt_tokens
-        if arrived or out:
-            call.shown(arrived)
         if out:
+            # What is not handed on is not booked: a retry would bring it again.
+            call.shown(relay.output_tokens - self._booked_tokens)
+            self._booked_tokens = relay.output_tokens
             if not call.client.has_begun:
                 call.client.begin([*relayed_headers(self._headers), *self._engine.answer_headers(call)])
             call.client.write(out)
@@ -138,5 +151,7 @@ class WholeGeneration(UpstreamGeneration):
     def _go_on(self, error: FairlaneError) -> bool:
         if self.call.client.has_begun:
             return False
-        self._report_failed()
+        if self._arrived_tokens:
+            self.call.recomputed(self._arrived_tokens)
+        self._report_failed(dropped_tokens=self._arrived_tokens)
         return True

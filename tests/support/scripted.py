@@ -70,7 +70,7 @@ class World:
 class Peer:
     """A client: its transport, uvicorn's cycle, and what it received."""
 
-    def __init__(self, world: World, path: str, body: Any) -> None:
+    def __init__(self, world: World, path: str, body: Any, *, method: str = "POST") -> None:
         self.data = b""
         self.status = 0
         self.is_closed = False
@@ -93,7 +93,7 @@ class Peer:
         scope = {
             "type": "http",
             "path": path,
-            "method": "POST",
+            "method": method,
             "headers": [(b"authorization", b"Bearer " + world.key.encode()), (b"content-type", b"application/json")],
             "extensions": {EXTENSION: self.exchange},
         }

@@ -163,3 +163,59 @@ async def test_the_state_of_the_router_is_complete_and_lawful(world: World) -> N
     page = world.router.metrics.page().decode()
     assert 'fairlane_output_tokens_total{model="main",tier="standard"} 100.0' in page
     assert "ten_alice" not in page
+
+
+async def test_tokens_of_an_attempt_that_showed_nothing_are_not_booked_twice(world: World) -> None:
+    """The first backend tells a count and breaks before a byte for the client; the second never tells one."""
+    plain = world.play
+    chunk = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":"a"},"finish_reason":%s}]}\n\n'
+    attempts = [
+        Script(
+            pieces=(b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":7}}\n\n',), ending=Ending.CUT
+        ),
+        Script(pieces=(chunk % b"null", chunk % b'"stop"', b"data: [DONE]\n\n")),
+    ]
+
+    def play(path: str, body: bytes) -> Script:
+        if path == "/chat_tokenize":
+            return Script(pieces=(b'{"tokenize_response":[{"id":1,"text":"a"}],"templated_text":"a"}',))
+        return attempts.pop(0) if path == "/v1/chat/completions" else plain(path, body)
+
+    world.client._play = play
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    body = {"messages": [{"role": "user", "content": "a"}], "tools": [tool], "stream": True, "max_tokens": 9}
+    assert (await Peer(world, "/v1/chat/completions", body).wait()).count(b'"content":"a"') == 2
+    batch = world.router.ledger.read_batch()
+    assert batch is not None
+    event = json.loads(batch.payloads[-1])
+    assert (event["outcome"], event["output_tokens"], event["recomputed_tokens"]) == ("completed", 2, 7)
+    assert (
+        world.router.engines["pol_main"].stats().tenants[0].output_tokens_total == 7
+    )  # charged to the high-water mark
+
+
+async def test_sums_of_tenants_that_left_are_forgotten(world: World) -> None:
+    engine = world.router.engines["pol_main"]
+    world.key = world.setup.key("bob")
+    await world.router.apply(world.setup.snapshot())
+    await Peer(world, "/generate_stream", BODY).wait()
+    assert engine.books.tenant_tokens["ten_bob"] == [3, 5]
+    good = world.setup.snapshot()
+    await world.router.apply(
+        msgspec.structs.replace(good, tenants=[tenant for tenant in good.tenants if tenant.name != "bob"])
+    )
+    assert "ten_bob" not in engine.books.tenant_tokens
+
+
+async def test_models_are_those_that_a_key_can_use(world: World) -> None:
+    good = world.setup.snapshot()
+    other = msgspec.structs.replace(good.pools[0], pool="pol_other", name="other", aliases=[])
+    await world.router.apply(msgspec.structs.replace(good, pools=[good.pools[0], other]))
+    await until(lambda: all(engine.backends.up for engine in world.router.engines.values()))
+    names = [model["id"] for model in json.loads(await Peer(world, "/v1/models", {}, method="GET").wait())["data"]]
+    assert names == ["main", "other"]
+    for name in names:
+        body = {"model": name, "prompt": "a b c", "max_tokens": 5}
+        peer = Peer(world, "/v1/completions", body)
+        await peer.wait()
+        assert peer.status == 200
