@@ -208,7 +208,7 @@ def load_router_settings(
     try:
         settings = RouterSettings(**values)
     except ValidationError as error:
-        raise SettingsError("; ".join(_explain(item) for item in error.errors(include_input=False))) from None
+        raise SettingsError("; ".join(_explain(item) for item in error.errors())) from None
     if settings.snapshot_file is None and settings.controlplane_url and settings.token is None:
         raise SettingsError(f"{variable_of('token')} (or _FILE) is required to speak to {settings.controlplane_url}")
     if (settings.admin_port is None) != (settings.admin_token is None):
@@ -221,7 +221,9 @@ def _explain(item: Any) -> str:
     where = variable_of(name)
     if item["type"] == "missing":
         return f"{where} is required (or {where}_FILE)"
-    return f"{where}: {item['msg']}"
+    if name in RouterSettings.secret_fields:
+        return f"{where}: {item['msg']}"
+    return f"{where}: {item['msg']}, not {item['input']!r}"
 
 
 def load_backend_key(name: str, environ: Mapping[str, str] | None = None) -> str:

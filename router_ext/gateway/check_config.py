@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import SecretStr
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from router_ext.errors import FairlaneError, SettingsError, SnapshotRefused
 from router_ext.gateway.configure import Directory
@@ -83,10 +83,14 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"is_good": is_good, "settings": rows, "snapshot": verdict}))
         return 0 if is_good else 1
-    table = Table("setting", "value", "from", box=None, pad_edge=False)
+    console = Console(soft_wrap=True)
+    if not console.is_terminal:
+        # In a file or a pipe nothing is narrow.
+        console = Console(soft_wrap=True, width=4_096)
+    columns = [Column(title, overflow="fold") for title in ("setting", "value", "from")]
+    table = Table(*columns, box=None, pad_edge=False)
     for row in rows:
         table.add_row(row["variable"], "" if row["value"] is None else str(row["value"]), row["from"])
-    console = Console(soft_wrap=True)
     console.print(table)
     if verdict is None:
         console.print(f"\nno snapshot yet ({path})", highlight=False)

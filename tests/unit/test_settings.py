@@ -9,7 +9,7 @@ import pytest
 
 from router_ext import cli
 from router_ext.errors import SettingsError
-from router_ext.settings import load_backend_key, load_router_settings, parse_peppers
+from router_ext.settings import RouterSettings, load_backend_key, load_router_settings, parse_peppers, variable_of
 
 GOOD = {"FAIRLANE_KEY_PEPPER": "ab" * 32, "FAIRLANE_ROUTER_TOKEN": "t" * 20}
 
@@ -44,15 +44,16 @@ def test_secrets_come_from_files(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"FAIRLANE_ROUTER_PROT": "1"}, "unknown variable FAIRLANE_ROUTER_PROT"),
-        ({"FAIRLANE_ROUTER_PORT": "x"}, "FAIRLANE_ROUTER_PORT: "),
-        ({"FAIRLANE_ROUTER_PORT": "70000"}, "less than or equal to 65535"),
+        ({"FAIRLANE_ROUTER_PORT": "x"}, "FAIRLANE_ROUTER_PORT: .*, not 'x'"),
+        ({"FAIRLANE_ROUTER_PORT": "70000"}, "less than or equal to 65535, not '70000'"),
         ({"FAIRLANE_KEY_PEPPER": "abcd"}, "FAIRLANE_KEY_PEPPER: .*2 bytes, at least 32"),
         ({"FAIRLANE_KEY_PEPPER": ""}, "FAIRLANE_KEY_PEPPER is required"),
         ({"FAIRLANE_ROUTER_TOKEN": ""}, "FAIRLANE_ROUTER_TOKEN .*is required to speak to"),
         ({"FAIRLANE_ROUTER_TOKEN_FILE": "/nowhere"}, "both set"),
         ({"FAIRLANE_ADMIN_PORT": "9"}, "come together"),
         ({"FAIRLANE_CONTROLPLANE_URL": "localhost:8000"}, "FAIRLANE_CONTROLPLANE_URL: "),
-        ({"FAIRLANE_ROUTER_LOG_LEVEL": "loud"}, "FAIRLANE_ROUTER_LOG_LEVEL: "),
+        ({"FAIRLANE_ROUTER_LOG_LEVEL": "loud"}, "FAIRLANE_ROUTER_LOG_LEVEL: .*'loud'"),
+        ({"FAIRLANE_ROUTER_STALL_LIMIT_S": "-1"}, "FAIRLANE_ROUTER_STALL_LIMIT_S: .*, not '-1'"),
     ],
 )
 def test_bad_settings_are_refused_by_name(change: dict[str, str], message: str) -> None:
@@ -102,3 +103,14 @@ def test_check_config_refuses_a_bad_snapshot(
     found = json.loads(capsys.readouterr().out)
     assert found["is_good"] is False
     assert found["snapshot"]["reason"]
+
+
+def test_every_variable_is_shown_whole(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, value in {**GOOD, "COLUMNS": "60", "FAIRLANE_ROUTER_ID": "x" * 70}.items():
+        monkeypatch.setenv(name, value)
+    assert cli.main(["check-config"]) == 0
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    for name in RouterSettings.model_fields:
+        assert variable_of(name) in shown
+    assert "x" * 70 in shown
