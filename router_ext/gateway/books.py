@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Container
 
 from router_ext.core.ids import RequestId
 from router_ext.core.scheduler import Scheduler
@@ -30,6 +31,10 @@ class Books:
         self._metrics = metrics
         self._scheduler = scheduler
         self._observers: dict[str, TierMetrics] = {}
+
+    def keep(self, tenants: Container[str]) -> None:
+        """Forget the sums of tenants that have left."""
+        self.tenant_tokens = {name: sums for name, sums in self.tenant_tokens.items() if name in tenants}
 
     def refused(self, call: Call, error: FairlaneError) -> None:
         """A request that was never queued: nothing is booked."""

@@ -163,6 +163,7 @@ class PoolEngine:
         self.name = self.model.name = self.books.name = record.name
         self.model.use_tokenizer(record.tokenizer_path)
         self.backends.apply(record.backends, clients)
+        self.books.keep({tenant.tenant for tenant in snapshot.tenants} | {call.identity.tenant for call in self.calls})
         self._reconfigure()
 
     def _reconfigure(self) -> None:

@@ -1,8 +1,8 @@
 """The HTTP server: uvicorn on uvloop and httptools, hardened, with an ``Exchange`` in every scope.
 
 uvicorn alone keeps idle connections, half headers, half bodies and unread answers open for ever, takes any amount of
-headers and a missing Host, frames HTTP/1.0 answers in chunks, and stops reading (and so stops seeing a client leave) as soon as a
-client pipelines. The protocol class below bounds each of these.
+headers and a missing Host, frames HTTP/1.0 answers in chunks, and stops reading (and so stops seeing a client leave) as
+soon as a client pipelines. The protocol class below bounds each of these.
 """
 
 from __future__ import annotations
