@@ -250,6 +250,7 @@ class App:
             max_new_tokens = prompt.lengths.max_new_tokens
             flow = None
             if measured.passthrough is None:
+                max_new_tokens = engine.fitting_new_tokens(prompt.lengths.prompt_tokens, max_new_tokens)
                 flow = Continuation.for_request(
                     generation,
                     max_new_tokens=max_new_tokens,

@@ -35,6 +35,7 @@ from router_ext.core.events import (
 )
 from router_ext.core.ids import BackendId, RequestId
 from router_ext.core.scheduler import Scheduler
+from router_ext.core.slicing import room_tokens
 from router_ext.core.snapshot import PoolStats
 from router_ext.errors import FairlaneError, NoBackend, QueueRefused, RequestRefused, UpstreamFailed
 from router_ext.gateway.books import Books
@@ -321,6 +322,14 @@ class PoolEngine:
         _log.warning("upstream.failed", pool=self.name, backend=member.backend, code=error.code, detail=error.message)
         if isinstance(error, UpstreamFailed):
             self.backends.stream_failed(member.backend, error)
+
+    def fitting_new_tokens(self, prompt_tokens: int, max_new_tokens: int) -> int:
+        """``max_new_tokens`` as far as the KV of the largest backend reaches: there the answer ends by ``length``.
+
+        A prompt that leaves no room for one slice is left to the scheduler, which refuses it with the numbers.
+        """
+        room = max((room_tokens(backend) for backend in self.config.backends.values()), default=0) - prompt_tokens
+        return min(max_new_tokens, room) if room >= self.config.min_slice_tokens else max_new_tokens
 
     def stats(self) -> PoolStats:
         """The scheduler's numbers at this instant; a tick first, for what time alone has given back since."""

@@ -219,3 +219,34 @@ async def test_models_are_those_that_a_key_can_use(world: World) -> None:
         peer = Peer(world, "/v1/completions", body)
         await peer.wait()
         assert peer.status == 200
+
+
+async def test_a_continuation_that_fills_the_largest_backend_ends_by_length(world: World) -> None:
+    """The KV is smaller than what the model could hold; the scheduler would have to give the next slice up."""
+    world.setup.backends = [msgspec.structs.replace(world.setup.backends[0], kv_tokens=64)]
+    world.setup.scheduling = {"max_slice_tokens": 8, "min_slice_tokens": 8}
+    await world.router.apply(world.setup.snapshot())
+    plain = world.play
+
+    def play(path: str, body: bytes) -> Script:
+        if path not in ("/tokenize", "/generate_stream"):
+            return plain(path, body)
+        request = json.loads(body)
+        ids = [1, 2, 3] + [100 + int(word[1:]) for word in request["inputs"].split() if word[0] == "t"]
+        if path == "/tokenize":
+            return Script(pieces=(json.dumps([{"id": each} for each in ids if request["inputs"]]).encode(),))
+        count = request["parameters"]["max_new_tokens"]
+        pieces = [piece.replace(b'"input_length":3', b'"input_length":%d' % len(ids)) for piece in stream(count).pieces]
+        return Script(pieces=tuple(pieces))
+
+    world.client._play = play
+    answer = await Peer(
+        world, "/generate_stream", {**BODY, "parameters": {"max_new_tokens": 4_000, "details": True}}
+    ).wait()
+    assert b'"finish_reason":"length"' in answer
+    assert b'"error"' not in answer
+    batch = world.router.ledger.read_batch()
+    assert batch is not None
+    event = json.loads(batch.payloads[-1])
+    assert event["outcome"] == "completed"
+    assert event["output_tokens"] == 46
