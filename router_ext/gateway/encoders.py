@@ -115,12 +115,16 @@ class _Streaming:
 
 
 class _Whole:
+    """``keeps_events``: the answer lists its tokens, so they are kept until the end."""
+
     is_stream = False
 
-    def __init__(self, request: GenerationRequest, context: AnswerContext) -> None:
+    def __init__(self, request: GenerationRequest, context: AnswerContext, *, keeps_events: bool = False) -> None:
         self._request = request
         self._context = context
+        self._keeps_events = keeps_events
         self._events: list[StreamEvent] = []
+        self._completion: Completion | None = None
         self.output_tokens = 0
         self.prompt_tokens = 0
 
@@ -134,6 +138,17 @@ class _Whole:
     def _count(self, completion: Completion) -> None:
         self.output_tokens += completion.output_tokens
         self.prompt_tokens += completion.prompt_tokens
+
+    def tokens(self, events: Sequence[StreamEvent], index: int = 0) -> bytes:
+        if self._keeps_events:
+            self._events.extend(events)
+        return b""
+
+    def finish(self, events: Sequence[StreamEvent], completion: Completion, index: int = 0) -> bytes:
+        self.tokens(events)
+        self._count(completion)
+        self._completion = completion
+        return b""
 
 
 # --- TGI's own paths ---------------------------------------------------------------------------------------------
@@ -213,19 +228,7 @@ class GenerateBody(_Whole):
     """``/generate`` and ``/`` without ``stream``."""
 
     def __init__(self, request: GenerationRequest, context: AnswerContext) -> None:
-        super().__init__(request, context)
-        self._completion: Completion | None = None
-
-    def tokens(self, events: Sequence[StreamEvent], index: int = 0) -> bytes:
-        if self._request.wants_details:
-            self._events.extend(events)
-        return b""
-
-    def finish(self, events: Sequence[StreamEvent], completion: Completion, index: int = 0) -> bytes:
-        self.tokens(events)
-        self._count(completion)
-        self._completion = completion
-        return b""
+        super().__init__(request, context, keeps_events=request.wants_details)
 
     def end(self) -> bytes:
         completion = self._completion
@@ -300,19 +303,7 @@ class ChatBody(_Whole):
     """``/v1/chat/completions`` without ``stream``."""
 
     def __init__(self, request: GenerationRequest, context: AnswerContext) -> None:
-        super().__init__(request, context)
-        self._completion: Completion | None = None
-
-    def tokens(self, events: Sequence[StreamEvent], index: int = 0) -> bytes:
-        if self._request.wants_logprobs:
-            self._events.extend(events)
-        return b""
-
-    def finish(self, events: Sequence[StreamEvent], completion: Completion, index: int = 0) -> bytes:
-        self.tokens(events)
-        self._count(completion)
-        self._completion = completion
-        return b""
+        super().__init__(request, context, keeps_events=request.wants_logprobs)
 
     def end(self) -> bytes:
         completion = self._completion
@@ -363,13 +354,9 @@ class CompletionBody(_Whole):
         super().__init__(request, context)
         self._choices: list[tuple[int, str, str]] = []
 
-    def tokens(self, events: Sequence[StreamEvent], index: int = 0) -> bytes:
-        return b""
-
     def finish(self, events: Sequence[StreamEvent], completion: Completion, index: int = 0) -> bytes:
-        self._count(completion)
         self._choices.append((index, completion.generated_text, completion.finish_reason))
-        return b""
+        return super().finish(events, completion, index)
 
     def end(self) -> bytes:
         return completion_body(
