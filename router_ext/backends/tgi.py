@@ -291,7 +291,8 @@ class _Exchange:
         self._is_headed = True
         # Once the message is complete the parser has forgotten the answer's headers.
         self._is_kept_alive = self._parser.should_keep_alive()
-        self._sink.on_head(status, self._headers)
+        headers, self._headers = self._headers, []
+        self._sink.on_head(status, headers)
 
     def on_body(self, body: bytes) -> None:
         self._parts.append(body)

@@ -155,26 +155,29 @@ class App:
             raise draining()
         router.active += 1
         try:
-            raw = await request.body()
-            if raw is None:
-                return None
-            body = read_body(
-                request.path, request.header(b"content-type"), raw, max_bytes=router.settings.body_limit_bytes
-            )
-            engine = self._engine(body.model, identity)
-            tier = identity.tier(request.header(TIER_HEADER))
-            with _watched(request.exchange):
-                limits = await engine.model.known_limits(identity.tenant)
-                generation = decode_body(body, limits)
-                measured = await measure(engine, identity.tenant, generation, body, limits)
-            if request.exchange.is_gone:
-                return None
-            if router.engines.get(engine.record.pool) is not engine:
-                raise NoBackend("This model is not served any more.", code="model_removed")
-            client = self._begin(request, engine, identity, tier, generation, measured, limits)
-            return await client.done
+            client = await self._admit(request, identity)
+            return None if client is None else await client.done
         finally:
             router.request_ended()
+
+    async def _admit(self, request: Request, identity: Identity) -> Client | None:
+        """From bytes to the queue; None if the client left. What the body was read into ends with this call."""
+        router = self._router
+        raw = await request.body()
+        if raw is None:
+            return None
+        body = read_body(request.path, request.header(b"content-type"), raw, max_bytes=router.settings.body_limit_bytes)
+        engine = self._engine(body.model, identity)
+        tier = identity.tier(request.header(TIER_HEADER))
+        with _watched(request.exchange):
+            limits = await engine.model.known_limits(identity.tenant)
+            generation = decode_body(body, limits)
+            measured = await measure(engine, identity.tenant, generation, body, limits)
+        if request.exchange.is_gone:
+            return None
+        if router.engines.get(engine.record.pool) is not engine:
+            raise NoBackend("This model is not served any more.", code="model_removed")
+        return self._begin(request, engine, identity, tier, generation, measured, limits)
 
     def _begin(
         self,

@@ -30,6 +30,7 @@ rule was measured on a running TGI (``tests/conformance/transcripts/resume.jsonl
 from __future__ import annotations
 
 import enum
+from array import array
 from collections.abc import Container
 from typing import Any
 
@@ -50,6 +51,12 @@ HOLD_BACK_TOKENS = 4
 """Tokens at the end of a slice that wait for the cut. Fewer make cuts inexact, more delay the client; 4 are plenty."""
 
 _NO_LIMIT = 1 << 62
+
+MAX_SHARED_TEXTS = 100_000
+"""Token texts kept for all streams together before they are gathered anew."""
+
+_texts: dict[str, str] = {}
+_shared = _texts.setdefault
 
 
 class Phase(enum.Enum):
@@ -293,8 +300,10 @@ class Continuation:
         self._show_limit = size - self._hold_back if self._is_cut_slice else _NO_LIMIT
         self._n = 0
         self._shown = 0
-        self._ids: list[int] = []
+        self._ids = array("I")  # 4 bytes each; a list holds 36
         self._texts: list[str] = []
+        if len(_texts) > MAX_SHARED_TEXTS:
+            _texts.clear()
         self._specials: list[int] = []
         self._held: list[StreamEvent] = []
         self._segment_text = ""
@@ -320,7 +329,8 @@ class Continuation:
         n = self._n + 1
         self._n = n
         self.received_tokens += 1
-        text = token.text
+        # Streams of one model say the same words: each text is kept once, not once per token.
+        text = _shared(token.text, token.text)
         self._ids.append(token.id)
         self._texts.append(text)
         if token.special:
@@ -470,7 +480,7 @@ class Continuation:
                 highest = last
         return CutJob(
             base_text=self._prompt + "".join(self._kept_text),
-            ids=self._ids,
+            ids=list(self._ids),
             texts=self._texts,
             lowest=self._shown,
             highest=highest,

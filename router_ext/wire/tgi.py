@@ -23,7 +23,7 @@ class BadUpstreamAnswer(ValueError):
 class Token(msgspec.Struct, gc=False):
     """One token as TGI prints it; ``logprob`` is null for NaN. ``text`` is empty while a character is incomplete."""
 
-    id: int
+    id: Annotated[int, msgspec.Meta(ge=0, le=0xFFFF_FFFF)]
     text: str
     logprob: float | None = None
     special: bool = False

@@ -93,3 +93,9 @@ def test_retry_after_is_never_zero_and_never_above_what_clients_follow(estimate:
 
 def test_a_backends_word_cannot_break_out_of_a_header() -> None:
     assert dict(stream_headers("gpu\r\nset-cookie: x", 1))[b"x-compute-type"] == b"gpuset-cookie: x"
+
+
+@pytest.mark.parametrize("number", [b"-1", b"4294967296", b"1e3", b"99999999999999999999"])
+def test_a_token_id_has_32_bits(number: bytes) -> None:
+    with pytest.raises(BadUpstreamAnswer):
+        decode_event(b'{"index":1,"token":{"id":' + number + b',"text":"a","logprob":null,"special":false}}')
