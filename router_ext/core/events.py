@@ -81,9 +81,14 @@ class SliceEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """The request is complete; the backend has freed its KV."""
+    """The request is complete.
+
+    ``is_upstream_over``: the backend said so itself and has freed its KV. False: its stream was closed before its end
+    (a stop string seen by the router alone), and the KV is free once the backend has noticed, as after ``Cancelled``.
+    """
 
     request_id: RequestId
+    is_upstream_over: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

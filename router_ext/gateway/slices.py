@@ -141,7 +141,7 @@ class TextGeneration(UpstreamGeneration):
         call.shown(len(events))
         call.write(call.encoder.finish(events, completion, self._index))
         call.generation_done(completion.finish_reason)
-        engine.report(self, Finished(request_id=self.request_id))
+        engine.report(self, Finished(request_id=self.request_id, is_upstream_over=flow.is_upstream_over))
         engine.forget(self)
 
     def _measured(self, prompt_tokens: int | None) -> None:

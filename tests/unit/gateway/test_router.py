@@ -12,6 +12,7 @@ import pytest
 from support.scripted import BODY, Peer, World, running, stream, until
 
 from router_ext.backends.fake import Ending, Script
+from router_ext.core.events import Finished
 from router_ext.errors import ArtifactRefused, SnapshotRefused
 from router_ext.predict.baseline import LengthSample, build_baseline
 from router_ext.wire.controlplane import ArtifactRecord, ConfigSnapshot
@@ -221,11 +222,8 @@ async def test_models_are_those_that_a_key_can_use(world: World) -> None:
         assert peer.status == 200
 
 
-async def test_a_continuation_that_fills_the_largest_backend_ends_by_length(world: World) -> None:
-    """The KV is smaller than what the model could hold; the scheduler would have to give the next slice up."""
-    world.setup.backends = [msgspec.structs.replace(world.setup.backends[0], kv_tokens=64)]
-    world.setup.scheduling = {"max_slice_tokens": 8, "min_slice_tokens": 8}
-    await world.router.apply(world.setup.snapshot())
+def count_upstream(world: World) -> None:
+    """The backend answers with as many tokens as it is asked for, and counts what it is sent."""
     plain = world.play
 
     def play(path: str, body: bytes) -> Script:
@@ -235,11 +233,40 @@ async def test_a_continuation_that_fills_the_largest_backend_ends_by_length(worl
         ids = [1, 2, 3] + [100 + int(word[1:]) for word in request["inputs"].split() if word[0] == "t"]
         if path == "/tokenize":
             return Script(pieces=(json.dumps([{"id": each} for each in ids if request["inputs"]]).encode(),))
-        count = request["parameters"]["max_new_tokens"]
-        pieces = [piece.replace(b'"input_length":3', b'"input_length":%d' % len(ids)) for piece in stream(count).pieces]
-        return Script(pieces=tuple(pieces))
+        told = b'"input_length":%d' % len(ids)
+        pieces = stream(request["parameters"]["max_new_tokens"]).pieces
+        return Script(pieces=tuple(piece.replace(b'"input_length":3', told) for piece in pieces))
 
     world.client._play = play
+
+
+@pytest.mark.parametrize(("stop", "is_over"), [("t8 t1", False), ("t3 t4 t5 t6 t7 t8", True)])
+async def test_the_scheduler_is_told_whether_the_backend_has_ended(world: World, stop: str, is_over: bool) -> None:
+    """A stop string that spans two slices is seen by the router alone, which closes a stream that goes on."""
+    world.setup.scheduling = {"max_slice_tokens": 8, "min_slice_tokens": 8}
+    await world.router.apply(world.setup.snapshot())
+    count_upstream(world)
+    engine = world.router.engines["pol_main"]
+    seen: list[Finished] = []
+    real = engine.scheduler.handle
+
+    def handle(event: Any, now: float) -> Any:
+        if isinstance(event, Finished):
+            seen.append(event)
+        return real(event, now)
+
+    engine.scheduler.handle = handle  # type: ignore[method-assign]
+    body = {"inputs": "a b c", "parameters": {"max_new_tokens": 40, "stop": [stop], "details": True}}
+    assert b'"finish_reason":"stop_sequence"' in await Peer(world, "/generate_stream", body).wait()
+    assert [event.is_upstream_over for event in seen] == [is_over]
+
+
+async def test_a_continuation_that_fills_the_largest_backend_ends_by_length(world: World) -> None:
+    """The KV is smaller than what the model could hold; the scheduler would have to give the next slice up."""
+    world.setup.backends = [msgspec.structs.replace(world.setup.backends[0], kv_tokens=64)]
+    world.setup.scheduling = {"max_slice_tokens": 8, "min_slice_tokens": 8}
+    await world.router.apply(world.setup.snapshot())
+    count_upstream(world)
     answer = await Peer(
         world, "/generate_stream", {**BODY, "parameters": {"max_new_tokens": 4_000, "details": True}}
     ).wait()
