@@ -101,6 +101,14 @@ class Backend:
         tokens = request.input_tokens + new_tokens + self.config.speculate - 1
         return -(-tokens // self.block_size) * request.num_sequences
 
+    def can_hold(self, request: Request, new_tokens: int) -> bool:
+        """Whether a dispatch of ``request`` with ``new_tokens`` would fit here if nothing else ran."""
+        config = self.config
+        prompt = request.input_tokens
+        if prompt > config.max_input_tokens or prompt + new_tokens > config.max_total_tokens:
+            return False
+        return self.blocks(request, new_tokens) <= self.ledger.usable_blocks
+
     # --- changes -------------------------------------------------------------------------------------------------
 
     def start(self, request: Request, blocks: int, now: float) -> None:

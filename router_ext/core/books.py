@@ -106,34 +106,67 @@ class Books:
     # --- waiting ---------------------------------------------------------------------------------------------------
 
     def plan(self, request: Request) -> bool:
-        """Set the next slice; whether any configured backend could ever hold it."""
-        return plan(request, self._config, is_sliced=self.policy.is_gated)
+        """Set the next slice and whether it is stuck; whether any configured backend could ever hold it."""
+        return plan(request, self._config, self._fleet.shapes, is_sliced=self.policy.is_gated)
 
     def enqueue(self, request: Request, trigger: Trigger, now: float) -> None:
         """The request waits, its slice planned."""
         request.state = advance(request.state, trigger)
         self.requests[request.request_id] = request
-        tenant = request.tenant
-        was_backlogged = tenant.num_queued > 0
-        self.room.add(request, at_front=trigger is Trigger.RETRY)
-        request.mark = self.clock.mark(now, tenant.num_dispatched)
-        if not was_backlogged:
-            self.policy.backlogged(tenant)
+        at_front = trigger is Trigger.RETRY
+        self.room.take_place(request, at_front=at_front)
+        request.mark = self.clock.mark(now, request.tenant.num_dispatched)
+        if request.is_stuck:
+            self.room.park(request, now)
+            return
+        self.room.add(request, at_front=at_front)
+        if not request.tenant.is_backlogged:
+            self.policy.backlogged(request.tenant)
         if request.queue.head is request:
             self.policy.head_changed(request.queue)
 
     def dequeue(self, request: Request, now: float) -> None:
         """The request waits no longer, whatever the reason."""
+        if request.parked_s is None:
+            self._leave_line(request)
+        else:
+            self.room.unpark(request, now)
+        if request.mark is not None:
+            request.waited.append((request.mark, self.clock.mark(now, request.tenant.num_dispatched)))
+            request.mark = None
+
+    def _leave_line(self, request: Request) -> None:
         tenant = request.tenant
         was_head = request.queue.head is request
         self.room.remove(request)
-        if request.mark is not None:
-            request.waited.append((request.mark, self.clock.mark(now, tenant.num_dispatched)))
-            request.mark = None
-        if tenant.num_queued == 0:
+        if tenant.num_queued == tenant.num_parked:
             self.policy.idle(tenant)
         if was_head:
             self.policy.head_changed(request.queue)
+
+    def settle(self, requests: list[Request], now: float) -> None:
+        """Park those of the waiting requests that have become stuck; the others that are parked come back.
+
+        First all go, then all come, in the order of arrival: who comes back is lifted by those who can be served.
+        """
+        requests.sort(key=lambda request: request.seq)
+        for request in requests:
+            if request.is_stuck and request.parked_s is None:
+                self._leave_line(request)
+                self.room.park(request, now)
+        queues: dict[TierQueue, None] = {}
+        for request in requests:
+            if not request.is_stuck and request.parked_s is not None:
+                self.room.unpark(request, now)
+                self.room.add(request)
+                if not request.tenant.is_backlogged:
+                    self.policy.backlogged(request.tenant)
+                queues[request.queue] = None
+        if queues:
+            self.room.sort()
+        for queue in queues:
+            queue.sort()
+            self.policy.head_changed(queue)
 
     def resume(self, request: Request, trigger: Trigger, dropped: int, next_prompt: int, now: float) -> bool:
         """Put a request that ran back into its queue, keeping what it has.

@@ -71,11 +71,13 @@ class Decider:
         self._throughput.tick(now, books.num_output, is_busy=books.num_running > 0)
         self._budget.refill(books.take_new_output())
         room = self._room
-        if not room.count:
-            self._clock.set(_NONE, now)
-            return
-        if not self._fleet.usable:
+        if not self._fleet.usable and room.num_waiting:
             self._clock.set(Gate.NO_BACKEND, now)
+            return
+        # Nobody is in turn among those who are parked, so they alone hold nothing but themselves.
+        nobody = Gate.NO_BACKEND if room.parked else _NONE
+        if not room.count:
+            self._clock.set(nobody, now)
             return
         self._tiers.refresh(now)
         self._gates.tightest_target_s = self._tiers.tightest_target_s
@@ -83,7 +85,7 @@ class Decider:
         gate: Gate | None = None
         while gate is None and room.count:
             gate = self._admit(now, misfits, actions)
-        self._clock.set(gate or _NONE, now)
+        self._clock.set(gate or nobody, now)
 
     def _admit(self, now: float, misfits: set[Request], actions: list[Action]) -> Gate | None:
         """One pass over the policy's candidates.

@@ -93,6 +93,9 @@ def waiting_reasons(request: Request, now_mark: WaitMark | None) -> list[str]:
     if not spans:
         return []
     total = sum(end[0] - start[0] for start, end in spans)
+    parked_s = request.parked_for_s
+    if request.parked_s is not None and now_mark is not None:
+        parked_s += now_mark[0] - request.parked_s
     held = [sum(end[1][gate] - start[1][gate] for start, end in spans) for gate in range(_GATES)]
     own = sum(end[3] - start[3] for start, end in spans)
     ahead = sum(end[2] - start[2] for start, end in spans) - own
@@ -100,6 +103,8 @@ def waiting_reasons(request: Request, now_mark: WaitMark | None) -> list[str]:
         f"waited {total:.3f} s in {len(spans)} turn{'s' if len(spans) > 1 else ''}; meanwhile "
         f"{own} request{'' if own == 1 else 's'} of this tenant and {ahead} of others were dispatched"
     ]
+    if parked_s > 0.0:
+        lines.append(f"no backend that could hold it was usable ({parked_s:.3f} s)")
     blocked = request.blocked or [0] * _GATES
     causes = sorted(GATE_TEXT, key=lambda gate: (-held[gate], -blocked[gate], gate))
     for gate in causes:

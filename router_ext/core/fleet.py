@@ -13,11 +13,14 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Mapping
+from typing import TypeAlias
 
 from router_ext.core.admission import Backend
 from router_ext.core.config import BackendConfig
 from router_ext.core.ids import BackendId
 from router_ext.core.request import Request
+
+_Size: TypeAlias = tuple[int, int, int, int, int]
 
 
 class Fleet:
@@ -26,15 +29,18 @@ class Fleet:
     Attributes:
         backends: all of them by id, retired ones included while something is left on them.
         usable: those that may be given work, in the order of their ids.
+        shapes: configurations of the usable ones, those of equal size once: what a request could be held by at present.
         down_since: instant since when none has been usable, None while one is (or none was looked for yet).
         lags: heap of (instant, ticket, backend, whether KV is freed).
     """
 
-    __slots__ = ("_fastest", "backends", "down_since", "lags", "usable")
+    __slots__ = ("_fastest", "_sizes", "backends", "down_since", "lags", "shapes", "usable")
 
     def __init__(self) -> None:
         self.backends: dict[BackendId, Backend] = {}
         self.usable: list[Backend] = []
+        self.shapes: tuple[BackendConfig, ...] = ()
+        self._sizes: frozenset[_Size] = frozenset()
         self.down_since: float | None = None
         self.lags: list[tuple[float, int, Backend, bool]] = []
         self._fastest: Backend | None = None
@@ -63,14 +69,23 @@ class Fleet:
         for index, backend_id in enumerate(sorted(backends)):
             backends[backend_id].index = index
 
-    def refresh(self, now: float) -> None:
-        """See anew which backends may be given work."""
+    def refresh(self, now: float) -> bool:
+        """See anew which backends may be given work.
+
+        Returns:
+            whether a request may be held now that could not before, or the reverse. Losing one of several equal
+            backends changes nothing in that.
+        """
         self._fastest = None
         self.usable = sorted((b for b in self.backends.values() if b.is_usable), key=lambda backend: backend.index)
         if self.usable:
             self.down_since = None
         else:
             self.start_outage(now)
+        shapes = {_size(backend.config): backend.config for backend in self.usable}
+        self.shapes = tuple(shapes.values())
+        known, self._sizes = self._sizes, frozenset(shapes)
+        return known != self._sizes
 
     def start_outage(self, now: float) -> None:
         """Start the outage clock, if no backend is usable and it does not run yet."""
@@ -128,3 +143,13 @@ class Fleet:
                 return 0.0
             fastest = self._fastest = min(self.usable, key=lambda backend: backend.first_token_s(prompt_tokens))
         return fastest.first_token_s(prompt_tokens)
+
+
+def _size(config: BackendConfig) -> _Size:
+    return (
+        config.kv_tokens,
+        config.block_size,
+        config.speculate,
+        config.max_input_tokens,
+        config.max_total_tokens,
+    )

@@ -32,6 +32,7 @@ def violations(
     return [
         *_ledger(requests, backends, closing),
         *_queues(requests, room, tenants),
+        *_parking(room, backends),
         *_running(requests, tenants, backends, num_running),
         *_counters(tenants, counters),
     ]
@@ -69,23 +70,45 @@ def _queues(
 ) -> Iterator[str]:
     """Who is QUEUED waits in exactly one queue; counts agree; backlogged means a non-empty queue."""
     waiting = {request_id for request_id, request in requests.items() if request.state is State.QUEUED}
-    if waiting != set(room.everyone):
-        yield f"queued requests and waiting room differ: {sorted(waiting ^ set(room.everyone))[:5]}"
-    if room.count != len(room.everyone):
-        yield f"waiting room counts {room.count}, holds {len(room.everyone)}"
+    here = {request.request_id for request in room.waiting()}
+    if waiting != here:
+        yield f"queued requests and waiting room differ: {sorted(waiting ^ here)[:5]}"
+    if room.count != len(room.in_line):
+        yield f"waiting room counts {room.count} in line, holds {len(room.in_line)}"
+    orders = [request.order for request in room.in_line.values()]
+    if orders != sorted(orders):
+        yield "requests in line have lost their order"
     for tenant_id, tenant in tenants.items():
         held = [request for queue in tenant.by_rank for request in queue.requests()]
-        if len(held) != tenant.num_queued:
-            yield f"{tenant_id}: counts {tenant.num_queued} queued, queues hold {len(held)}"
+        parked = sum(1 for request in room.parked.values() if request.tenant is tenant)
+        if (len(held) + parked, parked) != (tenant.num_queued, tenant.num_parked):
+            yield (
+                f"{tenant_id}: counts {tenant.num_queued} queued and {tenant.num_parked} parked, "
+                f"queues hold {len(held)}, parked are {parked}"
+            )
         if any(request.request_id not in waiting for request in held):
             yield f"{tenant_id}: a queue holds a request that is not waiting"
-        if tenant.is_backlogged != (tenant.num_queued > 0):
-            yield f"{tenant_id}: backlogged is {tenant.is_backlogged} with {tenant.num_queued} queued"
+        if tenant.is_backlogged != bool(held):
+            yield f"{tenant_id}: backlogged is {tenant.is_backlogged} with {len(held)} in line"
         if tenant.queued_tokens != sum(request.weight_tokens for request in held):
             yield f"{tenant_id}: queued tokens {tenant.queued_tokens} do not add up"
         for queue in tenant.by_rank:
             if queue.head is not next(iter(queue.requests()), None):
                 yield f"{tenant_id}: head of {queue.name} is not its first request"
+
+
+def _parking(room: WaitingRoom, backends: Mapping[BackendId, Backend]) -> Iterator[str]:
+    """Whoever is in line fits on a usable backend that is empty, and whoever is parked does not (if one is usable)."""
+    usable = [backend for backend in backends.values() if backend.is_usable]
+    if not usable:
+        return
+    for request in room.waiting():
+        slices = (request.slice_busy, request.slice_idle)
+        fits = [any(backend.can_hold(request, tokens) for backend in usable) for tokens in slices]
+        if request.parked_s is None and not all(fits):
+            yield f"{request.request_id} is in line, no usable backend could ever hold its next slice of {slices}"
+        elif request.parked_s is not None and all(fits):
+            yield f"{request.request_id} is parked, a usable backend could hold its next slice of {slices}"
 
 
 def _running(

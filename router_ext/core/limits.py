@@ -3,7 +3,8 @@
 Refused on arrival: what no backend could ever hold, what comes while no backend has been usable for
 ``backend_wait_s``, and what finds the tenant's or the pool's queue full. Expired while waiting: what outstays its
 tier's ``max_queue_wait_s`` (until something of it has been shown), everybody at the end of ``backend_wait_s`` without a
-backend, and what stopped fitting because of a changed configuration or a longer prompt than estimated.
+backend, everybody who has been parked for that long, and what stopped fitting because of a changed configuration or a
+longer prompt than estimated.
 """
 
 from __future__ import annotations
@@ -69,11 +70,12 @@ class Limits:
                 detail=f"{tenant.num_queued} requests of this tenant are waiting, its limit is {tenant.max_queued}",
                 retry_after_s=self.drain_s(tenant.tenant_id),
             )
-        if self._room.count >= self._config.max_queued:
+        num_waiting = self._room.num_waiting
+        if num_waiting >= self._config.max_queued:
             return Reject(
                 request_id=request.request_id,
                 code=RejectCode.QUEUE_FULL,
-                detail=f"{self._room.count} requests are waiting, the pool's limit is {self._config.max_queued}",
+                detail=f"{num_waiting} requests are waiting, the pool's limit is {self._config.max_queued}",
                 retry_after_s=self.drain_s(None),
             )
         return None
@@ -88,21 +90,32 @@ class Limits:
 
     def replan(self, request: Request, now: float, actions: list[Action]) -> None:
         """The prompt of a waiting request proved longer or shorter."""
-        if self._books.plan(request):
-            self._room.note_need(request)
-        else:
+        if not self._books.plan(request):
             self.expire_too_large(request, now, actions)
+        elif request.is_stuck is not (request.parked_s is not None):
+            self._books.settle([request], now)
+        elif not request.is_stuck:
+            self._room.note_need(request)
+
+    def recheck(self, now: float, actions: list[Action]) -> None:
+        """Hold everybody who waits against the backends of now: plan slices anew, park, bring back. O(everybody)."""
+        books = self._books
+        fitting: list[Request] = []
+        for request in list(self._room.waiting()):
+            if books.plan(request):
+                fitting.append(request)
+            else:
+                self.expire_too_large(request, now, actions)
+        books.settle(fitting, now)
+        self._room.measure_needs()
 
     def apply(self, config: PoolConfig, now: float, actions: list[Action]) -> None:
         """Hold everybody who waits against a changed configuration."""
         self._config = config
+        self.recheck(now, actions)
         self._room.forget_limits()
-        for request in list(self._room.everyone.values()):
-            if self._books.plan(request):
-                self.watch(request)
-            else:
-                self.expire_too_large(request, now, actions)
-        self._room.measure_needs()
+        for request in self._room.waiting():
+            self.watch(request)
         self.expire_due(now, actions)
 
     def expire_too_large(self, request: Request, now: float, actions: list[Action]) -> None:
@@ -119,8 +132,16 @@ class Limits:
         down_since = self._fleet.down_since
         if down_since is not None and now >= down_since + self._config.backend_wait_s:
             detail = f"no backend has been usable for {now - down_since:.0f} s"
-            for request in list(self._room.everyone.values()):
+            for request in list(self._room.waiting()):
                 self._expire(request, RejectCode.NO_BACKEND, detail, self._outage_hint_s(), now, actions)
+        parked = self._room.parked
+        while parked:
+            request = next(iter(parked.values()))
+            assert request.parked_s is not None
+            if now < request.parked_s + self._config.backend_wait_s:
+                break
+            detail = self._stuck(request, now - request.parked_s)
+            self._expire(request, RejectCode.NO_BACKEND, detail, self._outage_hint_s(), now, actions)
 
     def _expire(
         self,
@@ -147,8 +168,12 @@ class Limits:
         limit = room.next_limit_s()
         if limit is not None and limit < due:
             due = limit
-        if fleet.down_since is not None and room.count:
+        if fleet.down_since is not None and room.num_waiting:
             due = min(due, fleet.down_since + self._config.backend_wait_s)
+        if room.parked:
+            first = next(iter(room.parked.values()))
+            assert first.parked_s is not None
+            due = min(due, first.parked_s + self._config.backend_wait_s)
         return due
 
     # --- hints -----------------------------------------------------------------------------------------------------
@@ -176,9 +201,23 @@ class Limits:
 
     def _too_large(self, request: Request) -> str:
         backends = self._config.backends.values()
-        limit = max((room_tokens(b) for b in backends), default=0)
+        limit = max((room_tokens(b, request.num_sequences) for b in backends), default=0)
         longest = max((b.max_input_tokens for b in backends), default=0)
         return (
             f"{request.input_tokens} input tokens and {request.remaining_tokens()} new tokens do not fit: no backend "
             f"holds more than {limit} tokens of one request or takes more than {longest} input tokens"
+        )
+
+    def _stuck(self, request: Request, waited_s: float) -> str:
+        """What a parked request waited for in vain."""
+        size = f"{request.input_tokens} input tokens and {request.remaining_tokens()} new tokens"
+        usable = self._fleet.shapes
+        if not usable:
+            return f"{size} have waited {waited_s:.0f} s for a backend that holds them; none is usable at all"
+        sequences = request.num_sequences
+        largest = max(usable, key=lambda config: room_tokens(config, sequences))
+        return (
+            f"{size} have waited {waited_s:.0f} s for a backend that holds them: the largest usable one, "
+            f"{largest.backend}, holds {room_tokens(largest, sequences)} tokens of one request and takes "
+            f"{largest.max_input_tokens} input tokens"
         )

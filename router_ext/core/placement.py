@@ -61,7 +61,7 @@ class Placement:
             blocks = -(-(total + config.speculate - 1) // backend.block_size) * sequences
             if blocks > backend.ledger.free_blocks or input_tokens > config.max_input_tokens:
                 continue
-            if total > config.max_total_tokens and request.is_sliceable:
+            if total > config.max_total_tokens:
                 continue
             if backend.seats + sequences > config.max_concurrent_requests and backend.seats:
                 if gate < Gate.CONCURRENCY:
@@ -133,7 +133,7 @@ class Placement:
         config = backend.config
         ledger = backend.ledger
         blocks = backend.blocks(request, new_tokens)
-        if request.input_tokens > config.max_input_tokens or blocks > ledger.usable_blocks:
+        if not backend.can_hold(request, new_tokens):
             return None
         gates = self._gates
         needed = blocks if is_urgent else blocks + gates.headroom_blocks(backend)

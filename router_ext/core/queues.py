@@ -2,6 +2,9 @@
 
 Inside one tenant and tier, requests that ran before go first (by arrival), then fresh ones by arrival. Every
 operation is O(1) or O(log n); requests are removed by handle, wherever they stand.
+
+A request that no usable backend could hold is *parked*: it waits, counts against the limits of queues and time, but
+stands in no queue, so it is nobody's turn and its tenant is not backlogged by it. It comes back to where it stood.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections import OrderedDict
+from collections.abc import Iterator
 
 from router_ext.core.config import TenantConfig, TierConfig
 from router_ext.core.ids import RequestId, TenantId, TierName
@@ -65,6 +69,12 @@ class TierQueue:
             if self.head is None:
                 self.head = request
 
+    def sort(self) -> None:
+        """Bring fresh requests back into the order of arrival, after some came back from parking. O(n)."""
+        self._fresh = OrderedDict(sorted(self._fresh.items()))
+        if not self._resumed:
+            self.head = next(iter(self._fresh.values()), None)
+
     def remove(self, request: Request) -> None:
         """Take a request out, wherever it stands."""
         if request.is_resumed:
@@ -91,6 +101,7 @@ class Tenant:
             ties in favour of whoever has waited longest.
         urgency_pass, backfill_pass: how far above the floor the counter may be for going ahead of the pick.
         aging_credit: admissions owed to aged requests of lower tiers.
+        num_queued, num_parked: all that wait, and those of them that are parked.
     """
 
     __slots__ = (
@@ -102,6 +113,7 @@ class Tenant:
         "is_configured",
         "max_queued",
         "num_dispatched",
+        "num_parked",
         "num_queued",
         "num_running",
         "output_tokens",
@@ -124,6 +136,7 @@ class Tenant:
         self.queues: dict[TierName, TierQueue] = {}
         self.by_rank: list[TierQueue] = []
         self.num_queued = 0
+        self.num_parked = 0
         self.num_running = 0
         self.num_dispatched = 0
         self.queued_tokens = 0
@@ -136,7 +149,7 @@ class Tenant:
 
     @property
     def is_backlogged(self) -> bool:
-        """Has at least one waiting request."""
+        """Has at least one request in its queues."""
         return self.since != 0
 
     def queue(self, tier: TierConfig) -> TierQueue:
@@ -180,25 +193,48 @@ class Tenant:
 
 
 class WaitingRoom:
-    """Every waiting request of the pool, in the order it was queued, with counts and time limits."""
+    """Every waiting request of the pool, with counts and time limits.
 
-    __slots__ = ("_limits", "_needs", "_pushes", "count", "everyone", "queued_tokens")
+    Attributes:
+        in_line: requests that stand in a queue, in the order they were queued. ``count``: their number.
+        queued_tokens: predicted output of those in line.
+        parked: requests that wait outside the queues, in the order they were parked.
+    """
+
+    __slots__ = ("_limits", "_needs", "_orders", "_pushes", "count", "in_line", "parked", "queued_tokens")
 
     def __init__(self) -> None:
         self.count = 0
         self.queued_tokens = 0
-        self.everyone: OrderedDict[RequestId, Request] = OrderedDict()
+        self.in_line: OrderedDict[RequestId, Request] = OrderedDict()
+        self.parked: dict[RequestId, Request] = {}
         self._limits: list[tuple[float, int, Request]] = []
         self._needs: list[tuple[int, int, Request]] = []
         self._pushes = 0
+        self._orders = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """All that wait, parked ones included."""
+        return self.count + len(self.parked)
+
+    def waiting(self) -> Iterator[Request]:
+        """All that wait: those in line in their order, then those parked."""
+        yield from self.in_line.values()
+        yield from self.parked.values()
+
+    def take_place(self, request: Request, *, at_front: bool = False) -> None:
+        """Give a request that begins to wait its place in the pool-wide order, which it keeps while it waits."""
+        self._orders += 1
+        request.order = -self._orders if at_front else self._orders
 
     def add(self, request: Request, *, at_front: bool = False) -> None:
         """Queue a request under its tenant and tier. ``at_front`` concerns the pool-wide order only."""
         tenant = request.tenant
         request.queue.add(request)
-        self.everyone[request.request_id] = request
+        self.in_line[request.request_id] = request
         if at_front:
-            self.everyone.move_to_end(request.request_id, last=False)
+            self.in_line.move_to_end(request.request_id, last=False)
         tokens = request.predicted_rest()
         request.weight_tokens = tokens
         tenant.queued_tokens += tokens
@@ -211,11 +247,31 @@ class WaitingRoom:
         """Take a request out, in O(log n) or better."""
         tenant = request.tenant
         request.queue.remove(request)
-        del self.everyone[request.request_id]
+        del self.in_line[request.request_id]
         tenant.queued_tokens -= request.weight_tokens
         tenant.num_queued -= 1
         self.queued_tokens -= request.weight_tokens
         self.count -= 1
+
+    def park(self, request: Request, now: float) -> None:
+        """Let a request that stands in no queue wait outside of them."""
+        request.parked_s = now
+        self.parked[request.request_id] = request
+        request.tenant.num_queued += 1
+        request.tenant.num_parked += 1
+
+    def unpark(self, request: Request, now: float) -> None:
+        """The request waits outside the queues no longer."""
+        assert request.parked_s is not None
+        request.parked_for_s += now - request.parked_s
+        request.parked_s = None
+        del self.parked[request.request_id]
+        request.tenant.num_queued -= 1
+        request.tenant.num_parked -= 1
+
+    def sort(self) -> None:
+        """Bring the pool-wide order back, after requests were added out of order. O(n), nearly sorted."""
+        self.in_line = OrderedDict(sorted(self.in_line.items(), key=lambda item: item[1].order))
 
     def least_need(self) -> int:
         """A number of tokens (input plus slice) that no waiting request is below: with less free, nobody can start.
@@ -235,10 +291,10 @@ class WaitingRoom:
             self.measure_needs()
 
     def measure_needs(self) -> None:
-        """Take every waiting request's need anew: slices were planned anew, or too many entries are forgotten."""
+        """Take the need of everyone in line anew: slices were planned anew, or too many entries are forgotten."""
         self._needs = [
             (request.input_tokens + request.slice_busy, number, request)
-            for number, request in enumerate(self.everyone.values())
+            for number, request in enumerate(self.in_line.values())
         ]
         heapq.heapify(self._needs)
 
@@ -246,7 +302,7 @@ class WaitingRoom:
         """Remember that a request may wait until ``until_s``. Requests that left meanwhile are forgotten lazily."""
         self._pushes += 1
         heapq.heappush(self._limits, (until_s, self._pushes, request))
-        if len(self._limits) > 2 * self.count + 64:
+        if len(self._limits) > 2 * self.num_waiting + 64:
             self._limits = [entry for entry in self._limits if _waits(entry[2])]
             heapq.heapify(self._limits)
 

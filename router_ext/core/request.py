@@ -25,7 +25,10 @@ class Request:
         slice_tokens, slice_output: the running slice's limit, and what it has produced.
         ticket: names this dispatch in the ledger; a closing slice keeps its own after the request moved on.
         is_resumed: it ran before (slice end or retry) and goes ahead of fresh requests of its tenant and tier.
-        is_urgent: whether the running slice was admitted as urgent.
+        order: place in the pool-wide order of those who wait (``core.queues``).
+        is_stuck: no backend that may be given work could hold its next slice (``core.slicing``).
+        parked_s: since when it waits outside the order for such a backend, None if it does not.
+        parked_for_s: how long it did so before.
     """
 
     __slots__ = (
@@ -43,13 +46,17 @@ class Request:
         "input_tokens",
         "is_resumed",
         "is_sliceable",
+        "is_stuck",
         "last_backend",
         "mark",
         "max_new_tokens",
         "num_sequences",
+        "order",
         "output_tokens",
         "paid_in",
         "paid_out",
+        "parked_for_s",
+        "parked_s",
         "predicted_output_tokens",
         "preferred_slice_tokens",
         "prefill_ahead_tokens",
@@ -98,6 +105,10 @@ class Request:
         self.recomputed_tokens = 0
         self.segment = 0
         self.is_resumed = False
+        self.is_stuck = False
+        self.parked_s: float | None = None
+        self.parked_for_s = 0.0
+        self.order = 0
         self.slice_busy = 0
         self.slice_idle = 0
         self.slice_tokens = 0

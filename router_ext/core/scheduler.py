@@ -236,7 +236,8 @@ class Scheduler(Decider):
         backend.is_up = event.is_up
         if not event.is_up:
             self._placement.forget(backend)
-        self._fleet.refresh(now)
+        if self._fleet.refresh(now) and self._fleet.usable:
+            self._limits.recheck(now, actions)
         self._decide(now, actions)
 
     def _on_reconfigured(self, event: Reconfigured, now: float, actions: list[Action]) -> None:

@@ -6,13 +6,17 @@ the prompt's prefill again, so a request is sliced only if at least two slices r
     slice = min(remaining, 1024, preferred)   if remaining >= 2 * preferred and somebody waits
             min(remaining, 1024)              otherwise
 
+The sizes are those of the backends that may be given work at present: while the largest is lost, a slice becomes as
+small as the next one needs. A request whose smallest slice fits on none of them is *stuck*; it is parked until that
+changes.
+
 Work that cannot be resumed is dispatched whole. A slice is shrunk further only to admit a request in turn that would
 not fit otherwise, and only out of a budget, since every such slice is paid with another prefill.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from router_ext.core.config import BackendConfig, PoolConfig
 from router_ext.core.kv import TGI_NEW_TOKENS_CAP, usable_blocks
@@ -25,18 +29,18 @@ _BUDGET_REFILL_RATIO = 0.015
 """Share of the delivered output tokens by which the budget refills: the most throughput shrinking may cost."""
 
 
-def room_tokens(config: BackendConfig) -> int:
-    """Most tokens (input plus new) one request can ever have on this backend."""
-    kv = usable_blocks(config) * config.block_size - config.speculate + 1
+def room_tokens(config: BackendConfig, sequences: int = 1) -> int:
+    """Most tokens (input plus new) each of the sequences of one request can ever have on this backend."""
+    kv = usable_blocks(config) // sequences * config.block_size - config.speculate + 1
     return min(kv, config.max_total_tokens)
 
 
-def largest_slice(backends: Iterable[BackendConfig], input_tokens: int) -> int:
+def largest_slice(backends: Iterable[BackendConfig], input_tokens: int, sequences: int = 1) -> int:
     """Most new tokens that some backend, empty, could take with this input; <= 0 if none takes the input."""
     largest: int | None = None
     for backend in backends:
         if input_tokens <= backend.max_input_tokens:
-            room = room_tokens(backend) - input_tokens
+            room = room_tokens(backend, sequences) - input_tokens
             if largest is None or room > largest:
                 largest = room
     return 0 if largest is None else largest
@@ -50,22 +54,36 @@ def smallest_slice(request: Request, config: PoolConfig) -> int:
     return min(rest, TGI_NEW_TOKENS_CAP)
 
 
-def plan(request: Request, config: PoolConfig, *, is_sliced: bool) -> bool:
-    """Set the next slice of a request that is about to wait.
+def plan(request: Request, config: PoolConfig, usable: Collection[BackendConfig], *, is_sliced: bool) -> bool:
+    """Set the next slice of a request that is about to wait, and whether it is stuck.
+
+    Args:
+        usable: backends that may be given work at present. If there are none, the slice is that of the configured
+            ones, and a request remains as stuck as it was.
 
     Returns:
         whether any configured backend could ever hold that slice.
     """
     rest = request.remaining_tokens()
-    largest = largest_slice(config.backends.values(), request.input_tokens) if config.backends else rest
+    prompt, sequences = request.input_tokens, request.num_sequences
+    largest = largest_slice(config.backends.values(), prompt, sequences) if config.backends else rest
+    least = smallest_slice(request, config)
+    can_fit = largest >= least
     if not request.is_sliceable:
-        request.slice_busy = request.slice_idle = min(rest, max(largest, 1))
-        return largest >= smallest_slice(request, config)
+        whole = request.slice_busy = request.slice_idle = min(rest, max(largest, 1))
+        if usable:
+            request.is_stuck = largest_slice(usable, prompt, sequences) < whole
+        return can_fit
+    if usable:
+        largest_now = largest_slice(usable, prompt, sequences)
+        request.is_stuck = largest_now < least
+        if not request.is_stuck:
+            largest = largest_now
     whole = min(rest, config.max_slice_tokens, max(largest, 1))
     request.slice_idle = whole
     preferred = max(1, request.preferred_slice_tokens)
     request.slice_busy = min(whole, preferred) if is_sliced and rest >= 2 * preferred else whole
-    return largest >= smallest_slice(request, config)
+    return can_fit
 
 
 class SliceBudget:

@@ -58,11 +58,13 @@ class PoolStats:
     """One pool. ``bound_service`` and ``largest_gap_service``: see ``core.bounds``, in service units.
 
     ``held_by``: the gate that stopped the last decision, in lower case; ``none`` if nobody waits.
+    ``parked``: of those queued, how many wait for a backend that could hold them.
     """
 
     pool: str
     policy: str
     queued: int
+    parked: int
     queued_by_tier: dict[TierName, int]
     running: int
     held_by: str
@@ -92,11 +94,14 @@ def pool_stats(
     for tenant in tenants.values():
         for queue in tenant.by_rank:
             by_tier[queue.name] = by_tier.get(queue.name, 0) + len(queue)
+    for request in room.parked.values():
+        by_tier[request.queue.name] = by_tier.get(request.queue.name, 0) + 1
     floor = counters.floor_or_last()
     return PoolStats(
         pool=config.name,
         policy=config.policy,
-        queued=room.count,
+        queued=room.num_waiting,
+        parked=len(room.parked),
         queued_by_tier=by_tier,
         running=num_running,
         held_by=held_by.name.lower(),
@@ -149,6 +154,7 @@ def full_picture(
             "tenant": request.tenant.tenant_id,
             "tier": request.queue.name,
             "state": request.state.name.lower(),
+            "is_parked": request.parked_s is not None,
             "age_s": now - request.arrival_s,
             "prompt_tokens": request.prompt_tokens,
             "input_tokens": request.input_tokens,

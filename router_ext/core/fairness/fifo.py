@@ -32,6 +32,6 @@ class Fifo:
 
     def candidates(self, now: float) -> Candidates:
         """The one head."""
-        for request in self._room.everyone.values():
+        for request in self._room.in_line.values():
             yield request, Standing.HEAD
             return

@@ -195,17 +195,54 @@ def test_the_least_need_is_a_lower_bound_and_forgets_who_left() -> None:
 )
 def test_a_request_is_sliced_only_if_two_slices_remain(cap: int, preferred: int, busy: int, idle: int) -> None:
     each = request(1, tenant(), cap=cap, slice_tokens=preferred)
-    assert plan(each, pool(kv=50_000), is_sliced=True)
+    assert plan(each, pool(kv=50_000), (), is_sliced=True)
     assert (each.slice_busy, each.slice_idle) == (busy, idle)
-    assert plan(each, pool(kv=50_000), is_sliced=False)
+    assert plan(each, pool(kv=50_000), (), is_sliced=False)
     assert each.slice_busy == idle
 
 
 def test_a_slice_is_never_larger_than_the_largest_backend_holds() -> None:
     each = request(1, tenant(), prompt=600, cap=1_024)
-    assert plan(each, pool(kv=[301, 1_001]), is_sliced=True)
+    assert plan(each, pool(kv=[301, 1_001]), (), is_sliced=True)
     assert each.slice_idle == 1_001 - 600
-    assert not plan(request(2, tenant(), prompt=990, cap=500), pool(kv=[301, 1_001]), is_sliced=True)
+    assert not plan(request(2, tenant(), prompt=990, cap=500), pool(kv=[301, 1_001]), (), is_sliced=True)
+
+
+def test_a_slice_is_planned_for_the_backends_that_are_usable() -> None:
+    config = pool(kv=[301, 1_001])
+    small, large = config.backends.values()
+    each = request(1, tenant(), prompt=200, cap=600)
+    assert plan(each, config, [small, large], is_sliced=True)
+    assert (each.slice_idle, each.is_stuck) == (600, False)
+    assert plan(each, config, [small], is_sliced=True)
+    assert (each.slice_idle, each.is_stuck) == (301 - 200, False)
+    each.input_tokens = 250
+    assert plan(each, config, [small], is_sliced=True)
+    assert each.is_stuck
+    assert plan(each, config, [], is_sliced=True)
+    assert each.is_stuck
+    assert plan(each, config, [small, large], is_sliced=True)
+    assert not each.is_stuck
+
+
+def test_work_that_cannot_be_sliced_is_stuck_unless_it_fits_whole() -> None:
+    config = pool(kv=[301, 1_001])
+    small, large = config.backends.values()
+    each = request(1, tenant(), prompt=200, cap=600, is_sliceable=False)
+    assert plan(each, config, [small], is_sliced=True)
+    assert (each.slice_idle, each.is_stuck) == (600, True)
+    assert plan(each, config, [small, large], is_sliced=True)
+    assert (each.slice_idle, each.is_stuck) == (600, False)
+
+
+def test_every_sequence_of_a_request_needs_room() -> None:
+    config = pool(kv=1_001)
+    assert plan(
+        request(1, tenant(), prompt=300, cap=201, num_sequences=2, is_sliceable=False), config, (), is_sliced=True
+    )
+    assert not plan(
+        request(2, tenant(), prompt=300, cap=202, num_sequences=2, is_sliceable=False), config, (), is_sliced=True
+    )
 
 
 def test_shrinking_respects_the_smallest_slice_and_the_two_slices_rule() -> None:
