@@ -172,7 +172,10 @@ class Scheduler(Decider):
         if request is None:
             return
         state = advance(request.state, Trigger.FINISH)
-        self._leave(request, now).free(request.ticket)
+        if event.is_upstream_over:
+            self._leave(request, now).free(request.ticket)
+        else:
+            self._leave_early(request, now)
         self._books.end(request, state)
         self._decide(now, actions)
 
@@ -182,12 +185,7 @@ class Scheduler(Decider):
             return
         trigger = Trigger.RETRY if event.is_retryable else Trigger.FAIL
         state = advance(request.state, trigger)
-        lag_s = request.backend.release_lag_s(request) if request.backend is not None else 0.0
-        backend = self._leave(request, now)
-        if backend.is_up:
-            self._close(backend, request.ticket, now + lag_s)
-        else:
-            backend.free(request.ticket)
+        backend = self._leave_early(request, now)
         if event.is_retryable:
             request.avoid = backend
             self._resume(request, event, trigger, now, actions)
@@ -203,8 +201,7 @@ class Scheduler(Decider):
         if request.backend is None:
             self._books.dequeue(request, now)
         else:
-            lag_s = request.backend.release_lag_s(request)
-            self._close(self._leave(request, now), request.ticket, now + lag_s)
+            self._leave_early(request, now)
         self._books.end(request, state)
         self._decide(now, actions)
 
@@ -213,6 +210,16 @@ class Scheduler(Decider):
         backend = self._books.leave(request, now)
         if backend.is_retired and backend.num_running == 0:
             self._placement.forget(backend)
+        return backend
+
+    def _leave_early(self, request: Request, now: float) -> Backend:
+        """The stream was closed before its end: a backend that is up frees the KV when it notices."""
+        lag_s = 0.0 if request.backend is None else request.backend.release_lag_s(request)
+        backend = self._leave(request, now)
+        if backend.is_up:
+            self._close(backend, request.ticket, now + lag_s)
+        else:
+            backend.free(request.ticket)
         return backend
 
     def _close(self, backend: Backend, ticket: int, at_s: float) -> None:

@@ -466,6 +466,18 @@ def test_a_backend_added_while_running_takes_work_once_it_is_up() -> None:
     assert dispatched(scheduler.handle(event, 3.0)) == ["r1"]
 
 
+def test_the_kv_of_a_stream_closed_before_its_end_is_free_after_the_release_lag() -> None:
+    scheduler = started(pool(kv=301))
+    scheduler.handle(arrival("r0", prompt=200, cap=100), 1.0)
+    scheduler.handle(tokens("r0", 20), 2.0)
+    scheduler.handle(arrival("r1", prompt=200, cap=100), 2.1)
+    (timer,) = scheduler.handle(Finished(request_id=RequestId("r0"), is_upstream_over=False), 2.2)
+    assert isinstance(timer, SetTimer)
+    assert timer.at_s > 2.2
+    assert scheduler.audit() == []
+    assert dispatched(scheduler.handle(TimerFired(), timer.at_s)) == ["r1"]
+
+
 # --- explanations ----------------------------------------------------------------------------------------------------
 
 
