@@ -121,6 +121,8 @@ class Exchange:
         if self.is_gone:
             return
         self.is_gone = True
+        # The server itself tells only the request that came last; others wait behind it on the same connection.
+        self._cycle.disconnected = True
         callback, self.on_gone = self.on_gone, None
         self.on_pause = self.on_resume = None
         if callback is not None:

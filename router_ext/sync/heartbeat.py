@@ -50,7 +50,12 @@ class HeartbeatClient:
 
     async def send(self) -> bool:
         """Send one heartbeat; False if it did not arrive."""
-        body = msgspec.json.encode(self._build())
+        try:
+            body = msgspec.json.encode(self._build())
+        except Exception as error:  # a defect in looking at the router must not end it
+            log.exception("heartbeat.not_built")
+            self.last_error = f"{type(error).__name__} while it was built"
+            return False
         try:
             await self._session.request("POST", HEARTBEAT_PATH, body=body, timeout_s=TIMEOUT_S, max_bytes=1 << 16)
         except (ControlPlaneUnavailable, ControlPlaneRefused) as error:

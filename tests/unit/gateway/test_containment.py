@@ -20,6 +20,7 @@ from router_ext.gateway.engine import PoolEngine
 from router_ext.gateway.measure import measure
 from router_ext.gateway.relay import WholeGeneration
 from router_ext.gateway.slices import TextGeneration
+from router_ext.sync.heartbeat import HeartbeatClient
 
 
 @pytest.fixture
@@ -327,3 +328,9 @@ async def test_a_configuration_that_comes_while_a_request_is_measured(
         await peer.wait()
     assert not engine.calls
     assert world.router.ledger.running == 0
+
+
+async def test_a_heartbeat_that_cannot_be_built_is_left_out() -> None:
+    client = HeartbeatClient(None, broken)  # type: ignore[arg-type]  # no session is needed for none
+    assert await client.send() is False
+    assert client.last_error == "RuntimeError while it was built"

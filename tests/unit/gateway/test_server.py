@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
 from router_ext.errors import SettingsError
 from router_ext.gateway.exchange import EXTENSION, Exchange
@@ -316,6 +317,17 @@ def deaf_client(port: int, data: bytes) -> socket.socket:
     ids=["stream", "old stream", "kept", "closed", "pipelined"],
 )
 async def test_an_answer_nobody_reads_keeps_no_connection(data: bytes) -> None:
+    await answer_the_deaf(data)
+
+
+def test_nothing_is_written_to_a_connection_that_was_cut(caplog: pytest.LogCaptureFixture) -> None:
+    """On the loop the router runs on, which refuses that; the request behind the cut one is not told by uvicorn."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(answer_the_deaf(b"GET /x HTTP/1.1\r\nhost: a\r\n\r\n" * 3))
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+async def answer_the_deaf(data: bytes) -> None:
     async with serving(large, stall_limit_s=0.2, header_timeout_s=0.3, keep_alive_s=1) as (port, server):
         client = deaf_client(port, data)
         await until(lambda: bool(server.server_state.connections))
