@@ -33,6 +33,7 @@ from tests.property.oracle import SLACK, Job, LawBroken, Oracle
 from tests.property.tgi_steps import StepServer, Stream
 
 STEP_S = 0.05
+MIN_SLICE_TOKENS = 8
 ALL_LAWS = frozenset(
     {
         "counter_bound",
@@ -68,6 +69,9 @@ class Scenario:
     crash_rate: float = 0.0
     prefill_budget: int = 1_000_000
     drop_at_slice_end: bool = False
+    outages: tuple[tuple[int, str, bool], ...] = ()
+    """(step, server, whether it comes back), beside the random crashes."""
+    backend_wait_s: float = 30.0
 
     def config(self, rename: Callable[[str], str] = str) -> PoolConfig:
         return build_pool(
@@ -78,7 +82,8 @@ class Scenario:
                 "w_output": self.w_output,
                 "burst_ratio": self.burst,
                 "backfill_ratio": self.backfill,
-                "min_slice_tokens": 8,
+                "min_slice_tokens": MIN_SLICE_TOKENS,
+                "backend_wait_s": self.backend_wait_s,
                 "aging_ratio": 0.0,
                 "headroom_ratio": 0.0,
             },
@@ -112,11 +117,13 @@ def scenario(
     same_mode: str | None = None,
     passes: tuple[float, float] | None = None,
     contrast: bool = False,
+    unequal: bool = False,
 ) -> Scenario:
     """A random scenario, in which somebody waits most of the time.
 
     ``passes``: (burst, backfill) ratios. ``contrast``: the first tenant sends requests that fill a server, the others
-    small ones.
+    small ones. ``unequal``: one server is several times as large as the others, goes away again and again, and every
+    tenant sends some requests that only this one can hold.
     """
     rng = random.Random(seed)
     num_tenants = rng.randint(2, 6)
@@ -126,7 +133,20 @@ def scenario(
     for i in range(num_servers or rng.randint(1, 3)):
         block_size = rng.choice([1, 1, 4])
         servers[f"bke_{i}"] = {"kv_tokens": rng.randint(60, 400), "block_size": block_size}
+    outages: list[tuple[int, str, bool]] = []
+    if unequal:
+        servers = {f"bke_{i}": {"kv_tokens": rng.randint(50, 90), "block_size": 1} for i in range(rng.randint(1, 2))}
+        servers["bke_9"] = {"kv_tokens": rng.randint(200, 400), "block_size": rng.choice([1, 4])}
+        step = rng.randint(20, 60)
+        while step < steps:
+            outages.append((step, "bke_9", False))
+            step += rng.choice([3, 40, 120])
+            outages.append((step, "bke_9", True))
+            step += rng.randint(5, 60)
+        if rng.random() < 0.5:
+            outages += [(steps // 2, "bke_0", False), (steps // 2 + 30, "bke_0", True)]
     smallest = min(s["kv_tokens"] - 2 * s["block_size"] for s in servers.values())
+    largest = max(s["kv_tokens"] - 2 * s["block_size"] for s in servers.values())
     tiers: list[dict[str, Any]] = [{"name": "batch", "rank": 10}]
     if with_targets:
         tiers.append({"name": "chat", "rank": 1, "ttft_target_s": rng.choice([0.2, 1.0, 4.0])})
@@ -146,6 +166,9 @@ def scenario(
                 if contrast:
                     prompt = 4
                     cap = length = smallest - 4 if name == names[0] else rng.randint(10, 30)
+                if unequal and rng.random() < 0.2:
+                    prompt = rng.randint(smallest, largest - 20)
+                    cap = length = rng.randint(1, largest - prompt)
                 tier = favourite[name] if rng.random() < 0.8 else rng.choice(tiers)["name"]
                 here.append((name, tier, prompt, cap, length, rng.choice([8, 16, 64, 1024])))
         arrivals.append(here)
@@ -166,6 +189,8 @@ def scenario(
         fail_rate=0.01 if with_faults else 0.0,
         crash_rate=0.004 if with_faults else 0.0,
         drop_at_slice_end=with_faults,
+        outages=tuple(outages),
+        backend_wait_s=rng.choice([4.0, 30.0]) if unequal else 30.0,
     )
 
 
@@ -223,15 +248,18 @@ class Run:
             for name in self.servers:
                 self.send(BackendChanged(backend=BackendId(name), is_up=True))
             for step, arrivals in enumerate(self.scenario.arrivals):
+                for at, name, is_back in self.scenario.outages:
+                    if at == step and is_back is not (name in self.up):
+                        (self.restore if is_back else self.crash)(name)
                 self.step(step, arrivals, with_faults=True)
             step = len(self.scenario.arrivals)
             limit = step + 100_000
             for name in sorted(set(self.servers) - self.up):
                 self.restore(name)
             for job in list(self.jobs.values()):
-                if job.place == "queued" and self.rng.random() < 0.9:
+                if job.place in ("queued", "parked") and self.rng.random() < 0.9:
                     self.cancel(job)
-            while self.streams or any(self.oracle.queues.values()):
+            while self.streams or self.oracle.parked or any(self.oracle.queues.values()):
                 self.step(step, [], with_faults=False)
                 step += 1
                 if step > limit:
@@ -278,10 +306,10 @@ class Run:
             slice_tokens=preferred,
             predicted_output_tokens=self.rng.randint(1, 2 * cap),
         )
-        was_idle = not self.oracle.queues[tenant]
+        was_idle = not self.oracle.queues[tenant] and not self.is_stuck(job)
         before = self.counters() if was_idle else {}
         floor = self.oracle.floor()
-        self.oracle.enqueue(job)
+        self.wait(job)
         self.send(Arrived(request=spec))
         if "lift" in self.laws and was_idle:
             after = self.counters()[tenant]
@@ -313,14 +341,42 @@ class Run:
         job.output -= dropped
         job.input_tokens = job.prompt + job.output
         job.resumed = True
-        self.oracle.enqueue(job)
+        self.wait(job)
+
+    def room(self, job: Job) -> int:
+        """Most new tokens that a server which is up could give this job if it were empty."""
+        servers = [self.servers[name] for name in self.up]
+        return max((s.usable() * s.block_size + 1 - job.input_tokens for s in servers), default=1_024)
+
+    def is_stuck(self, job: Job) -> bool:
+        """No server that is up could ever hold the smallest slice of this job. Nobody is while all are down."""
+        return self.room(job) < min(job.cap - job.output, MIN_SLICE_TOKENS)
+
+    def wait(self, job: Job) -> None:
+        if self.is_stuck(job):
+            self.oracle.park(job)
+        else:
+            self.oracle.enqueue(job)
+
+    def recheck(self) -> None:
+        """The servers are others now. First those go who are stuck, then those come back who are not."""
+        if not self.up:
+            return
+        for job in self.jobs.values():
+            if job.place == "queued" and self.is_stuck(job):
+                self.oracle.leave(job)
+                self.oracle.park(job)
+        for job in self.jobs.values():
+            if job.place == "parked" and not self.is_stuck(job):
+                self.oracle.leave(job)
+                self.oracle.enqueue(job)
 
     def faults(self) -> None:
         s = self.scenario
         if not (s.cancel_rate or s.fail_rate or s.crash_rate):
             return
         for job in list(self.jobs.values()):
-            if job.place in ("queued", "running"):
+            if job.place in ("queued", "parked", "running"):
                 rate = s.cancel_rate if job.place == "running" else s.cancel_rate / 4
                 if self.rng.random() < rate:
                     self.cancel(job)
@@ -366,12 +422,14 @@ class Run:
     def crash(self, name: str) -> None:
         self.up.discard(name)
         self.servers[name].crash()
+        self.recheck()
         self.send(BackendChanged(backend=BackendId(name), is_up=False))
         for job in [job for job in self.jobs.values() if job.place == "running" and job.backend == name]:
             self.fail(job)
 
     def restore(self, name: str) -> None:
         self.up.add(name)
+        self.recheck()
         self.send(BackendChanged(backend=BackendId(name), is_up=True))
 
     # --- the scheduler ---------------------------------------------------------------------------------------------
@@ -430,7 +488,7 @@ class Run:
             return
         num_waiting = sum(len(queue) for queue in oracle.queues.values())
         rest = head.cap - head.output
-        new = min(rest, 1024)
+        new = min(rest, 1024, self.room(head))
         if num_waiting > 1 and rest >= 2 * head.preferred_slice:
             new = min(new, head.preferred_slice)
         for backend in self.scheduler.stats().backends:

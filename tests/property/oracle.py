@@ -58,6 +58,7 @@ class Oracle:
     counter: dict[str, float] = field(default_factory=dict)
     delivered: dict[str, float] = field(default_factory=dict)
     queues: dict[str, list[Job]] = field(default_factory=dict)
+    parked: list[Job] = field(default_factory=list)
     last_left: str | None = None
     pairs: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
     worst_counter: float = 0.0
@@ -121,7 +122,15 @@ class Oracle:
             self.queues[tenant].append(job)
         job.place = "queued"
 
+    def park(self, job: Job) -> None:
+        """The job waits, but not in its queue: no server that is up could hold it."""
+        self.parked.append(job)
+        job.place = "parked"
+
     def leave(self, job: Job) -> None:
+        if job.place == "parked":
+            self.parked.remove(job)
+            return
         tenant = job.tenant
         self.queues[tenant] = [other for other in self.queues[tenant] if other is not job]
         if not self.queues[tenant]:

@@ -20,12 +20,14 @@ import pytest
 
 from router_ext.core import bounds
 from router_ext.core.admission import Backend
+from router_ext.core.books import Books
 from router_ext.core.cost import LinearCost
 from router_ext.core.explain import Gate
 from router_ext.core.fairness import counters as counters_module
 from router_ext.core.fairness.base import Standing
 from router_ext.core.fairness.counters import Counters
 from router_ext.core.fairness.slo_fair import SloFair
+from router_ext.core.fleet import Fleet
 from router_ext.core.queues import TierQueue
 from router_ext.core.scheduler import Scheduler
 from tests.property.harness import ALL_LAWS, Run, Scenario, scenario
@@ -62,6 +64,24 @@ def test_all_laws_hold_with_cancels_failures_crashes_and_dropped_tokens(seed: in
 @pytest.mark.parametrize("seed", range(200, 208))
 def test_all_laws_hold_with_unit_weights_and_no_targets(seed: int) -> None:
     run(scenario(seed, weighted=False, with_targets=False, with_faults=seed % 2 == 0))
+
+
+@pytest.mark.parametrize("seed", range(400, 416))
+def test_all_laws_hold_with_unequal_servers_and_outages_of_the_largest(seed: int) -> None:
+    run(scenario(seed, steps=400, unequal=True, with_faults=seed % 2 == 0))
+
+
+def test_requests_are_parked_come_back_and_expire_in_the_random_outages() -> None:
+    """The law above would prove nothing if nobody ever waited for the largest server."""
+    came_back = expired = 0
+    for seed in range(400, 408):
+        outcome = run(scenario(seed, steps=400, unequal=True))
+        smallest = min(server["kv_tokens"] for server in outcome.scenario.servers.values())
+        large = {name for name, job in outcome.jobs.items() if job.input_tokens > smallest}
+        expired += sum(1 for name in large if outcome.jobs[name].outcomes == ["no_backend_available"])
+        came_back += sum(1 for entry in outcome.log if entry[1] in large and entry[-1] == 1)
+    assert came_back > 5
+    assert expired > 5
 
 
 def test_the_random_pools_come_close_to_the_bound() -> None:
@@ -223,6 +243,29 @@ def forget_the_reserved_block(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Backend, "apply", apply)
 
 
+def never_park(patch: pytest.MonkeyPatch) -> None:
+    """A request that no usable backend could hold stays in line, and in turn."""
+
+    def plan(self: Any, request: Any) -> bool:
+        can_fit = original(self, request)
+        request.is_stuck = False
+        return can_fit
+
+    original = Books.plan
+    patch.setattr(Books, "plan", plan)
+
+
+def never_come_back(patch: pytest.MonkeyPatch) -> None:
+    original = Fleet.refresh
+
+    def refresh(self: Any, now: float) -> bool:
+        grew = len(self.shapes)
+        is_changed = original(self, now)
+        return is_changed and len(self.shapes) < grew
+
+    patch.setattr(Fleet, "refresh", refresh)
+
+
 Mutant = Callable[[pytest.MonkeyPatch], None]
 
 MUTANTS: list[tuple[str, str, Mutant, dict[str, Any]]] = [
@@ -232,6 +275,9 @@ MUTANTS: list[tuple[str, str, Mutant, dict[str, Any]]] = [
     ("2", "pair_bound", skip_on_no_fit, tight),
     ("2", "pair_bound", unlimited_urgency, {"same_mode": "flood"}),
     ("4", "work_conserving", one_admission_per_event, plain),
+    ("4", "work_conserving", never_park, {**plain, "unequal": True}),
+    ("4", "audit", never_park, {"unequal": True}),
+    ("4", "audit", never_come_back, {"unequal": True}),
     ("5", "no_skipping", skip_on_no_fit, {"with_targets": False}),
     ("5", "no_skipping", unlimited_urgency, {}),
     ("6", "client_fifo", last_come_first_served, {}),
