@@ -13,7 +13,8 @@ from controlplane.common.actor import Actor, Scope
 from controlplane.common.clock import utc_now
 from controlplane.common.valkey import UNAVAILABLE, valkey
 from controlplane.fleet.models import Backend, ModelName, Pool, Router, RouterStatus
-from router_ext.core.config import POLICIES, PoolConfig
+from router_ext.core import config as pool_config
+from router_ext.core.config import PoolConfig
 from router_ext.wire.controlplane import ArtifactRecord, BackendRecord, Heartbeat, PoolRecord
 
 logger = structlog.get_logger(__name__)
@@ -30,7 +31,7 @@ SCHEDULING_KNOBS = tuple(
 
 def policy_names() -> tuple[str, ...]:
     """Policies a pool may choose."""
-    return POLICIES
+    return pool_config.policy_names()
 
 
 def pools(*, actor: Actor) -> QuerySet[Pool]:

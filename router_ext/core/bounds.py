@@ -19,6 +19,7 @@ Source: Sheng et al. (OSDI 2024), lemma 4.3 and theorem 4.4, with the constant c
 from __future__ import annotations
 
 from router_ext.core.config import PoolConfig, TenantConfig
+from router_ext.core.fairness import POLICIES
 from router_ext.core.kv import usable_blocks
 
 
@@ -52,14 +53,14 @@ def urgency_ratio(config: PoolConfig) -> float:
 
 def pass_service(config: PoolConfig) -> float:
     """Largest pass of any kind, in service units (divide by the tenant's weight)."""
-    if config.policy == "fifo":
+    if not POLICIES[config.policy].is_bounded:
         return 0.0
     return max(urgency_ratio(config), config.backfill_ratio) * peak_service(config)
 
 
 def counter_bound(config: PoolConfig, tenant: TenantConfig) -> float | None:
     """Largest ``c_f - min c`` of a backlogged tenant, in service per weight. None: the policy promises nothing."""
-    if config.policy == "fifo":
+    if not POLICIES[config.policy].is_bounded:
         return None
     peak = peak_service(config)
     first = peak / tenant.weight
@@ -80,7 +81,7 @@ def bound_service(config: PoolConfig) -> float | None:
 
     With ``gamma > 0`` the bound differs by tenant; this is the largest.
     """
-    if config.policy == "fifo":
+    if not POLICIES[config.policy].is_bounded:
         return None
     if config.gamma > 0.0 and config.tenants:
         return max((counter_bound(config, t) or 0.0) * t.weight for t in config.tenants.values())

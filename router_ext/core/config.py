@@ -13,8 +13,13 @@ from typing import Any
 
 from router_ext.core.ids import BackendId, TenantId, TierName
 
-POLICIES = ("fifo", "slo-fair")
-"""Policy names a pool may choose. The registry of classes is ``core.fairness``."""
+
+def policy_names() -> tuple[str, ...]:
+    """Policies a pool may choose: those registered in ``core.fairness``."""
+    # A policy is made from a PoolConfig, so its module needs this one first.
+    from router_ext.core.fairness import POLICIES
+
+    return tuple(POLICIES)
 
 
 class ConfigError(ValueError):
@@ -185,8 +190,8 @@ def build_pool(
     name = str(pool.get("name", ""))
     where = f"pool {name!r}"
     policy = str(pool.get("policy") or "slo-fair")
-    if policy not in POLICIES:
-        raise ConfigError(f"{where}: unknown policy {policy!r} (one of {', '.join(POLICIES)})")
+    if policy not in policy_names():
+        raise ConfigError(f"{where}: unknown policy {policy!r} (one of {', '.join(policy_names())})")
     return PoolConfig(
         name=name,
         policy=policy,

@@ -39,6 +39,7 @@ from router_ext.core.events import (
     SliceEnded,
     TimerFired,
 )
+from router_ext.core.fairness.base import Surroundings
 from router_ext.core.fairness.counters import Counters
 from router_ext.core.fairness.switch import build_policy
 from router_ext.core.fleet import Fleet
@@ -260,14 +261,10 @@ class Scheduler(Decider):
         self._cost.configure(w_prompt=config.w_prompt, w_output=config.w_output)
         self._fleet.apply(config.backends, self._requests.values())
         self._tenants.apply(config)
-        policy = build_policy(
-            config,
-            counters=self._counters,
-            room=self._room,
-            tenants=self._tenants.by_id.values(),
-            tiers=self._tiers,
-            first_token_s=self._fleet.first_token_s,
+        around = Surroundings(
+            config=config, counters=self._counters, room=self._room, first_token_s=self._fleet.first_token_s
         )
+        policy = build_policy(around, tenants=self._tenants.by_id.values(), tiers=self._tiers)
         self._books.adopt(config, policy)
         self._adopt(config, policy)
 

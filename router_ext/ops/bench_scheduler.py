@@ -28,7 +28,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from router_ext.core.actions import Dispatch
-from router_ext.core.config import POLICIES, PoolConfig, build_pool
+from router_ext.core.config import PoolConfig, build_pool, policy_names
 from router_ext.core.events import Arrived, BackendChanged, Event, Finished, Progressed, RequestSpec, SliceEnded
 from router_ext.core.ids import KeyId, RequestId, TenantId, TierName
 from router_ext.core.scheduler import Scheduler
@@ -43,7 +43,7 @@ _WARM_UP_DECISIONS = 500
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command. ``--policy``, ``--tenants`` and ``--queued`` take several values, or may be repeated."""
-    parser.add_argument("--policy", action="extend", nargs="+", choices=POLICIES, help="default: all of them")
+    parser.add_argument("--policy", action="extend", nargs="+", choices=policy_names(), help="default: all of them")
     parser.add_argument("--tenants", action="extend", nargs="+", type=_positive, metavar="N", help="default: 1000")
     parser.add_argument("--queued", action="extend", nargs="+", type=_positive, metavar="N", help="default: 10000")
     parser.add_argument("--decisions", type=_positive, default=10_000, metavar="N", help="decisions to time per run")
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         (policy, tenants, queued)
         for tenants in args.tenants or [1_000]
         for queued in args.queued or [10_000]
-        for policy in args.policy or POLICIES
+        for policy in args.policy or policy_names()
     ]
     progress = Progress(
         TextColumn("{task.description}"),

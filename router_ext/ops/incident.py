@@ -27,7 +27,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from text_generation import AsyncClient
 
-from router_ext.core.config import POLICIES as KNOWN_POLICIES
+from router_ext.core.config import policy_names
 from router_ext.errors import SettingsError
 from router_ext.ops.credentials import Credentials, read_credentials
 
@@ -88,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--policy",
         action="append",
-        choices=KNOWN_POLICIES,
+        choices=policy_names(),
         help=f"policy to run; may be repeated (default: {', then '.join(POLICIES)})",
     )
     parser.add_argument("--batch-requests", type=int, default=36, help="long prompts in the flood")

@@ -9,15 +9,19 @@ counters; a policy only keeps indexes over them, so replacing the policy loses n
     service was delivered             -->  charge(tenant, service)
     a head changed                    -->  head_changed(queue)
     who may go?                       -->  candidates(now)        heads, in order, with their standing
+    policy takes over                 -->  adopt(tenant)          for each one that is backlogged already
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Generator
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, TypeAlias
 
-from router_ext.core.queues import Tenant, TierQueue
+from router_ext.core.config import PoolConfig
+from router_ext.core.fairness.counters import Counters
+from router_ext.core.queues import Tenant, TierQueue, WaitingRoom
 from router_ext.core.request import Request
 
 
@@ -40,10 +44,36 @@ class Standing(enum.IntEnum):
 Candidates: TypeAlias = Generator[tuple[Request, Standing], None, None]
 
 
-class FairnessPolicy(Protocol):
-    """See the module. ``is_gated``: prefill gate, headroom and slices apply; else TGI's own behaviour is imitated."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What a policy may read, and the counters it must keep charging.
 
-    is_gated: bool
+    Attributes:
+        first_token_s: estimated seconds from dispatch to first token for a prompt of so many tokens.
+    """
+
+    config: PoolConfig
+    counters: Counters
+    room: WaitingRoom
+    first_token_s: Callable[[int], float]
+
+
+class FairnessPolicy(Protocol):
+    """See the module.
+
+    Attributes:
+        is_gated: prefill gate, headroom and slices apply; else TGI's own behaviour is imitated.
+        is_bounded: the bounds of ``core.bounds`` hold.
+    """
+
+    is_gated: ClassVar[bool]
+    is_bounded: ClassVar[bool]
+
+    def __init__(self, around: Surroundings) -> None: ...
+
+    def adopt(self, tenant: Tenant) -> None:
+        """The tenant was backlogged before this policy took over; its counter stays as it is."""
+        ...
 
     def backlogged(self, tenant: Tenant) -> None:
         """The tenant's queue has just become non-empty."""

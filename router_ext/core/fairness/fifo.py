@@ -11,21 +11,27 @@ Source: TGI v3 ``queue.rs``. Counters are charged all the same, so that a policy
 
 from __future__ import annotations
 
-from router_ext.core.fairness.base import Candidates, Standing
-from router_ext.core.fairness.counters import Counters
-from router_ext.core.queues import TierQueue, WaitingRoom
+from typing import ClassVar
+
+from router_ext.core.fairness.base import Candidates, Standing, Surroundings
+from router_ext.core.queues import Tenant, TierQueue
 
 
 class Fifo:
     """See the module."""
 
-    is_gated = False
+    is_gated: ClassVar[bool] = False
+    is_bounded: ClassVar[bool] = False
 
-    def __init__(self, counters: Counters, room: WaitingRoom) -> None:
-        self._room = room
+    def __init__(self, around: Surroundings) -> None:
+        counters = around.counters
+        self._room = around.room
         self.backlogged = counters.backlogged
         self.idle = counters.idle
         self.charge = counters.charge
+
+    def adopt(self, tenant: Tenant) -> None:
+        """Nothing is kept by tenant."""
 
     def head_changed(self, queue: TierQueue) -> None:
         """Nothing is kept by head."""

@@ -29,11 +29,10 @@ token-level simulation: free skipping broke the bound, claims that stick to a re
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from typing import ClassVar
 
-from router_ext.core.config import PoolConfig
-from router_ext.core.fairness.base import Candidates, Standing
-from router_ext.core.fairness.counters import Counters, MinIndex
+from router_ext.core.fairness.base import Candidates, Standing, Surroundings
+from router_ext.core.fairness.counters import MinIndex
 from router_ext.core.queues import Tenant, TierQueue
 
 _ON_TIME_TRIES = 3
@@ -54,17 +53,15 @@ _Entry = tuple[float, int, int, TierQueue]
 
 
 class SloFair:
-    """See the module.
+    """See the module."""
 
-    Args:
-        first_token_s: estimated seconds from dispatch to first token for a prompt of so many tokens.
-    """
+    is_gated: ClassVar[bool] = True
+    is_bounded: ClassVar[bool] = True
 
-    is_gated = True
-
-    def __init__(self, counters: Counters, config: PoolConfig, first_token_s: Callable[[int], float]) -> None:
+    def __init__(self, around: Surroundings) -> None:
+        counters, config = around.counters, around.config
         self._counters = counters
-        self._first_token_s = first_token_s
+        self._first_token_s = around.first_token_s
         self._aging_s = config.aging_s
         self._on_time: list[_Entry] = []
         self._late: list[_Entry] = []

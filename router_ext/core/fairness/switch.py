@@ -6,35 +6,20 @@ and builds its own indexes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
-from router_ext.core.config import PoolConfig
-from router_ext.core.fairness.base import FairnessPolicy
-from router_ext.core.fairness.counters import Counters
-from router_ext.core.fairness.fifo import Fifo
-from router_ext.core.fairness.slo_fair import SloFair
-from router_ext.core.queues import Tenant, WaitingRoom
+from router_ext.core.fairness import POLICIES
+from router_ext.core.fairness.base import FairnessPolicy, Surroundings
+from router_ext.core.queues import Tenant
 from router_ext.core.tiers import Tiers
 
 
-def build_policy(
-    config: PoolConfig,
-    *,
-    counters: Counters,
-    room: WaitingRoom,
-    tenants: Iterable[Tenant],
-    tiers: Tiers,
-    first_token_s: Callable[[int], float],
-) -> FairnessPolicy:
+def build_policy(around: Surroundings, *, tenants: Iterable[Tenant], tiers: Tiers) -> FairnessPolicy:
     """The policy the configuration names, with everybody who waits in its indexes."""
-    policy: FairnessPolicy
-    if config.policy == "fifo":
-        policy = Fifo(counters, room)
-    else:
-        policy = SloFair(counters, config, first_token_s)
+    policy = POLICIES[around.config.policy](around)
     for tenant in tenants:
         _apply_tiers(tenant, tiers)
-        if isinstance(policy, SloFair) and tenant.is_backlogged:
+        if tenant.is_backlogged:
             policy.adopt(tenant)
         for queue in tenant.by_rank:
             policy.head_changed(queue)

@@ -9,16 +9,18 @@ from typing import Any
 import pytest
 
 from router_ext.core import bounds
-from router_ext.core.config import ConfigError, TenantConfig, TierConfig, build_pool
+from router_ext.core.config import ConfigError, TenantConfig, TierConfig, build_pool, policy_names
 from router_ext.core.estimates import LinearFit, Throughput
+from router_ext.core.fairness import POLICIES
 from router_ext.core.fairness.counters import Counters, lift
+from router_ext.core.fairness.slo_fair import SloFair
 from router_ext.core.ids import TenantId, TierName
 from router_ext.core.lifecycle import TRANSITIONS, IllegalTransition, State, Trigger, advance, diagram
 from router_ext.core.queues import Tenant, WaitingRoom
 from router_ext.core.request import Request
 from router_ext.core.slicing import SliceBudget, plan, shrunk_slice
 from router_ext.core.tiers import ACTIVE_FOR_S, Tiers
-from tests.unit.core.builders import arrival, pool
+from tests.unit.core.builders import arrival, dispatched, pool, started
 
 
 def request(seq: int, tenant: Tenant, **fields: Any) -> Request:
@@ -184,6 +186,24 @@ def test_the_least_need_is_a_lower_bound_and_forgets_who_left() -> None:
     requests[1].state = State.CANCELLED
     room.remove(requests[1])
     assert room.least_need() == 310
+
+
+# --- policies --------------------------------------------------------------------------------------------------------
+
+
+def test_a_policy_in_the_registry_can_be_configured_scheduled_by_and_asked_for_its_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Unbounded(SloFair):
+        is_bounded = False
+
+    with pytest.raises(ConfigError, match="unknown policy 'mine'"):
+        pool(policy="mine")
+    monkeypatch.setitem(POLICIES, "mine", Unbounded)
+    config = pool(policy="mine")
+    assert policy_names()[-1] == "mine"
+    assert bounds.bound_service(config) is None
+    assert dispatched(started(config).handle(arrival("r0"), 1.0)) == ["r0"]
 
 
 # --- slices ----------------------------------------------------------------------------------------------------------
