@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import socket
 
 import uvloop
@@ -14,7 +13,7 @@ from router_ext.gateway.admin import AdminApp
 from router_ext.gateway.app import App
 from router_ext.gateway.lifespan import Router
 from router_ext.gateway.server import RouterServer, listen, make_server
-from router_ext.obs import logs
+from router_ext.obs import collector, logs
 from router_ext.settings import RouterSettings, load_router_settings
 
 
@@ -60,13 +59,9 @@ async def serve(settings: RouterSettings, listener: socket.socket, admin: socket
                 admin_server = make_server(AdminApp(router, token), settings)
                 servers.append(admin_server)
                 tasks.create_task(admin_server.serve(sockets=[admin]))
-            # What has been imported lives as long as the process: the collector need not look at it again and again,
-            # and what a request leaves behind goes without it.
-            gc.collect()
-            gc.freeze()
-            gc.set_threshold(20_000, 10, 20)
-            host, port = listener.getsockname()[:2]
-            log.info("router.listening", host=host, port=port, version=__version__)
-            await server.serve(sockets=[listener])
+            with collector.tuned():
+                host, port = listener.getsockname()[:2]
+                log.info("router.listening", host=host, port=port, version=__version__)
+                await server.serve(sockets=[listener])
             finish()
     log.info("router.stopped")

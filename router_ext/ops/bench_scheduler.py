@@ -4,7 +4,8 @@ A decision is one ``handle`` call that ends in at least one dispatch. The pool i
 half of them in a tier with a TTFT target, four backends are full. Time is virtual: every step each running request
 gets a token, some finish or come to the end of their slice, and each dispatch is followed by a new arrival of the
 same tenant, so that queue length and number of backlogged tenants stay as asked. Whatever the router would do
-between two events is not in the time; garbage collection caused by the scheduler is.
+between two events is not in the time; garbage collection caused by the scheduler is, with the settings of a router
+(``obs.collector``).
 
 ``decision_us`` is wall time, which on a busy machine contains the turns of other processes; ``decision_cpu_us`` is the
 CPU time of the same calls.
@@ -32,6 +33,7 @@ from router_ext.core.config import PoolConfig, build_pool, policy_names
 from router_ext.core.events import Arrived, BackendChanged, Event, Finished, Progressed, RequestSpec, SliceEnded
 from router_ext.core.ids import KeyId, RequestId, TenantId, TierName
 from router_ext.core.scheduler import Scheduler
+from router_ext.obs import collector
 
 _STEP_S = 0.03
 """One iteration of the modelled servers; a 7B model on a mid-range GPU at a good batch."""
@@ -68,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         transient=True,
     )
     results = []
-    with progress:
+    with progress, collector.tuned():
         for policy, tenants, queued in combinations:
             task = progress.add_task(f"{policy}, {tenants} tenants, {queued} queued", total=args.decisions)
             load = Saturated(policy=policy, tenants=tenants, queued=max(queued, tenants), seed=args.seed)

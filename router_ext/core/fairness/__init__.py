@@ -1,7 +1,7 @@
 """Fairness policies: whose turn it is. One file per policy, and the one registry of them.
 
-A new policy is a file here with a class that meets ``base.FairnessPolicy``, and its line in ``POLICIES``. Configuration,
-bounds, commands and console follow from that.
+A new policy is a file here with a class that meets ``base.FairnessPolicy``, and its line in ``POLICIES``.
+Configuration, bounds, commands and console follow from that.
 """
 
 from __future__ import annotations

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 
 import pytest
 
+from router_ext.obs import collector
 from router_ext.ops import bench_scheduler
 
 
@@ -40,6 +42,27 @@ def test_json_is_one_object_and_nothing_else(capsys: pytest.CaptureFixture[str])
         assert result["decisions"] >= 40
         assert sum(result["events"].values()) == result["decisions"]
         assert sum(result["dispatches"].values()) >= result["decisions"]
+
+
+def test_it_collects_garbage_as_a_router_does_and_leaves_the_collector_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = gc.get_threshold()
+    with collector.tuned():
+        of_a_router = gc.get_threshold()
+    seen: set[tuple[int, int, int]] = set()
+    step = bench_scheduler.Saturated.step
+
+    def spied(load: bench_scheduler.Saturated) -> None:
+        seen.add(gc.get_threshold())
+        step(load)
+
+    monkeypatch.setattr(bench_scheduler.Saturated, "step", spied)
+    assert run("--policy", "fifo", "--tenants", "5", "--queued", "10", "--decisions", "5") == 0
+    assert seen == {of_a_router}
+    assert of_a_router != before
+    assert gc.get_threshold() == before
+    assert gc.get_freeze_count() == 0
 
 
 def test_the_pool_stays_saturated_with_every_tenant_waiting() -> None:
