@@ -32,15 +32,29 @@ _NEVER = -float("inf")
 
 
 class Decider:
-    """The deciding half of a ``Scheduler``, which adds the events.
-
-    Owns placement, gates and the budget for shrunk slices, reads fleet and tiers, and has ``Books`` book what it
-    decides. A base class rather than a part of its own, because a decision belongs to the event that led to it.
+    """Owns placement, gates and the budget for shrunk slices; has ``Books`` book what it decides.
 
     Attributes:
-        _decided_s: instant of the last decision, minus infinity if one is owed.
-        _stalled: tenant whose request in turn could not start then; tokens it receives may change whose turn it is.
+        placement: which backend; told of those that lost their cache.
+        decided_s: instant of the last decision, minus infinity if one is owed.
+        stalled: tenant whose request in turn could not start then; tokens it receives may change whose turn it is.
     """
+
+    __slots__ = (
+        "_books",
+        "_budget",
+        "_clock",
+        "_config",
+        "_fleet",
+        "_gates",
+        "_policy",
+        "_room",
+        "_throughput",
+        "_tiers",
+        "decided_s",
+        "placement",
+        "stalled",
+    )
 
     def __init__(self, config: PoolConfig, *, books: Books, fleet: Fleet, tiers: Tiers, throughput: Throughput) -> None:
         self._config = config
@@ -52,21 +66,21 @@ class Decider:
         self._tiers = tiers
         self._throughput = throughput
         self._gates = Gates(headroom_ratio=config.headroom_ratio, is_on=True)
-        self._placement = Placement(self._gates)
+        self.placement = Placement(self._gates)
         self._budget = SliceBudget()
-        self._decided_s = _NEVER
-        self._stalled: Tenant | None = None
+        self.decided_s = _NEVER
+        self.stalled: Tenant | None = None
 
-    def _adopt(self, config: PoolConfig, policy: FairnessPolicy) -> None:
+    def adopt(self, config: PoolConfig, policy: FairnessPolicy) -> None:
         """Decide by another configuration and policy from now on; what was learned stays."""
         self._config = config
         self._policy = policy
         self._gates.configure(headroom_ratio=config.headroom_ratio, is_on=policy.is_gated)
 
-    def _decide(self, now: float, actions: list[Action]) -> None:
+    def decide(self, now: float, actions: list[Action]) -> None:
         """Admit until nobody can start."""
-        self._decided_s = now
-        self._stalled = None
+        self.decided_s = now
+        self.stalled = None
         books = self._books
         self._throughput.tick(now, books.num_output, is_busy=books.num_running > 0)
         self._budget.refill(books.take_new_output())
@@ -104,7 +118,7 @@ class Decider:
         is_futile = free < room.least_need()
         if is_futile and not can_shrink:
             return _KV
-        placement = self._placement
+        placement = self.placement
         refused: list[tuple[Request, int, bool]] = []
         claims: Claims | None = None
         held_by = _KV
@@ -143,7 +157,7 @@ class Decider:
             can_shrink = False
             if standing is not _BACKFILL:
                 if standing > _LATE:
-                    self._stalled = request.tenant
+                    self.stalled = request.tenant
                     held_by = gate
                 refused.append((request, new_tokens, is_urgent))
             if is_futile:
@@ -157,7 +171,7 @@ class Decider:
         """A shorter slice that fits now, and where; the slice as it was and None if there is no such slice."""
         shorter = shrunk_slice(request, self._config, free, new_tokens)
         if shorter:
-            options, _ = self._placement.options(request, shorter, self._fleet.usable, is_urgent=is_urgent)
+            options, _ = self.placement.options(request, shorter, self._fleet.usable, is_urgent=is_urgent)
             if options:
                 return shorter, options
         return new_tokens, None
@@ -179,8 +193,8 @@ class Decider:
     ) -> None:
         if new_tokens < request.slice_busy:
             self._budget.spend(request, new_tokens)
-        backend, blocks = self._placement.choose(request, options)
+        backend, blocks = self.placement.choose(request, options)
         actions.append(self._books.dispatch(request, standing, backend, blocks, new_tokens, now))
         if request.queue.ttft_target_s is not None:
             self._gates.note_urgent(blocks * backend.block_size)
-        self._placement.remember(request, backend)
+        self.placement.remember(request, backend)

@@ -57,7 +57,7 @@ _REDECIDE_S = 0.01
 _FOREVER = float("inf")
 
 
-class Scheduler(Decider):
+class Scheduler:
     """Orchestrates queues, fairness, KV ledger, admission and placement; no arithmetic of its own."""
 
     def __init__(self, config: PoolConfig) -> None:
@@ -65,13 +65,14 @@ class Scheduler(Decider):
         self._timer_at = _FOREVER
         self._counters = Counters()
         self._cost = LinearCost(w_prompt=config.w_prompt, w_output=config.w_output)
+        self._room = room = WaitingRoom()
         self._tenants = tenants = Tenants(config, self._counters)
-        tiers = Tiers(config.tiers)
-        fleet = Fleet()
-        books = Books(cost=self._cost, room=WaitingRoom(), tenants=tenants, tiers=tiers, fleet=fleet)
+        self._tiers = tiers = Tiers(config.tiers)
+        self._fleet = fleet = Fleet()
+        self._books = books = Books(cost=self._cost, room=room, tenants=tenants, tiers=tiers, fleet=fleet)
         self._requests = books.requests
         self._limits = Limits(config, books=books, counters=self._counters, tenants=tenants, tiers=tiers, fleet=fleet)
-        super().__init__(config, books=books, fleet=fleet, tiers=tiers, throughput=self._limits.throughput)
+        self._decider = Decider(config, books=books, fleet=fleet, tiers=tiers, throughput=self._limits.throughput)
         self._apply(config)
         self._handlers: dict[type, Callable[[Any, float, list[Action]], None]] = {
             Arrived: self._on_arrived,
@@ -102,11 +103,11 @@ class Scheduler(Decider):
         has_freed = bool(lags) and lags[0][0] <= now
         if has_freed:
             self._fleet.end_lags(now)
-            self._decided_s = -_FOREVER
+            self._decider.decided_s = -_FOREVER
         self._handlers[type(event)](event, now, actions)
-        if has_freed and self._decided_s < now:
-            self._decide(now, actions)
-        if type(event) is Progressed and self._decided_s < now:
+        if has_freed and self._decider.decided_s < now:
+            self._decider.decide(now, actions)
+        if type(event) is Progressed and self._decider.decided_s < now:
             # Tokens are most of all events; one that led to no decision brings no instant forward.
             return actions
         due = self._limits.next_due_s()
@@ -134,7 +135,7 @@ class Scheduler(Decider):
         self._tiers.touch(tier, now)
         self._books.enqueue(request, Trigger.QUEUE, now)
         self._limits.watch(request)
-        self._decide(now, actions)
+        self._decider.decide(now, actions)
 
     def _on_prompt_measured(self, event: PromptMeasured, now: float, actions: list[Action]) -> None:
         request = self._requests.get(event.request_id)
@@ -144,20 +145,20 @@ class Scheduler(Decider):
         backend = request.backend
         if backend is None:
             self._limits.replan(request, now, actions)
-            self._decide(now, actions)
+            self._decider.decide(now, actions)
             return
         had = request.blocks
         backend.correct(request, backend.blocks(request, request.slice_tokens))
         if request.blocks < had:
-            self._decide(now, actions)
+            self._decider.decide(now, actions)
 
     def _on_progressed(self, event: Progressed, now: float, actions: list[Action]) -> None:
         request = self._requests.get(event.request_id)
         if request is None or event.output_tokens <= 0:
             return
         is_first = self._books.deliver(request, event.output_tokens, now)
-        if is_first or (request.tenant is self._stalled and now - self._decided_s >= _REDECIDE_S):
-            self._decide(now, actions)
+        if is_first or (request.tenant is self._decider.stalled and now - self._decider.decided_s >= _REDECIDE_S):
+            self._decider.decide(now, actions)
 
     def _on_slice_ended(self, event: SliceEnded, now: float, actions: list[Action]) -> None:
         request = self._requests.get(event.request_id)
@@ -166,7 +167,7 @@ class Scheduler(Decider):
         advance(request.state, Trigger.SLICE_END)
         self._leave(request, now).free(request.ticket)
         self._resume(request, event, Trigger.SLICE_END, now, actions)
-        self._decide(now, actions)
+        self._decider.decide(now, actions)
 
     def _on_finished(self, event: Finished, now: float, actions: list[Action]) -> None:
         request = self._requests.get(event.request_id)
@@ -178,7 +179,7 @@ class Scheduler(Decider):
         else:
             self._leave_early(request, now)
         self._books.end(request, state)
-        self._decide(now, actions)
+        self._decider.decide(now, actions)
 
     def _on_failed(self, event: Failed, now: float, actions: list[Action]) -> None:
         request = self._requests.get(event.request_id)
@@ -192,7 +193,7 @@ class Scheduler(Decider):
             self._resume(request, event, trigger, now, actions)
         else:
             self._books.end(request, state)
-        self._decide(now, actions)
+        self._decider.decide(now, actions)
 
     def _on_cancelled(self, event: Cancelled, now: float, actions: list[Action]) -> None:
         request = self._requests.get(event.request_id)
@@ -204,13 +205,13 @@ class Scheduler(Decider):
         else:
             self._leave_early(request, now)
         self._books.end(request, state)
-        self._decide(now, actions)
+        self._decider.decide(now, actions)
 
     def _leave(self, request: Request, now: float) -> Backend:
         """The running slice is over; its KV is the caller's to free."""
         backend = self._books.leave(request, now)
         if backend.is_retired and backend.num_running == 0:
-            self._placement.forget(backend)
+            self._decider.placement.forget(backend)
         return backend
 
     def _leave_early(self, request: Request, now: float) -> Backend:
@@ -243,10 +244,10 @@ class Scheduler(Decider):
             return
         backend.is_up = event.is_up
         if not event.is_up:
-            self._placement.forget(backend)
+            self._decider.placement.forget(backend)
         if self._fleet.refresh(now) and self._fleet.usable:
             self._limits.recheck(now, actions)
-        self._decide(now, actions)
+        self._decider.decide(now, actions)
 
     def _on_reconfigured(self, event: Reconfigured, now: float, actions: list[Action]) -> None:
         self._tiers.replace(event.config.tiers, now)
@@ -254,10 +255,11 @@ class Scheduler(Decider):
         self._apply(event.config)
         self._fleet.refresh(now)
         self._limits.apply(event.config, now, actions)
-        self._decide(now, actions)
+        self._decider.decide(now, actions)
 
     def _apply(self, config: PoolConfig) -> None:
         """Take over a configuration; everything that waits, runs or was counted stays."""
+        self._config = config
         self._cost.configure(w_prompt=config.w_prompt, w_output=config.w_output)
         self._fleet.apply(config.backends, self._requests.values())
         self._tenants.apply(config)
@@ -266,12 +268,12 @@ class Scheduler(Decider):
         )
         policy = build_policy(around, tenants=self._tenants.by_id.values(), tiers=self._tiers)
         self._books.adopt(config, policy)
-        self._adopt(config, policy)
+        self._decider.adopt(config, policy)
 
     def _on_timer_fired(self, event: TimerFired, now: float, actions: list[Action]) -> None:
         self._timer_at = _FOREVER
         self._limits.expire_due(now, actions)
-        self._decide(now, actions)
+        self._decider.decide(now, actions)
 
     # --- reading ---------------------------------------------------------------------------------------------------
 
@@ -300,8 +302,8 @@ class Scheduler(Decider):
             backends=self._fleet.backends,
             counters=self._counters,
             num_running=self._books.num_running,
-            held_by=self._clock.held,
-            output_tokens_per_s=self._throughput.rate,
+            held_by=self._books.clock.held,
+            output_tokens_per_s=self._limits.throughput.rate,
             drain_s=self.drain_estimate(),
             bound=bound_service(self._config),
         )

@@ -22,6 +22,7 @@ from router_ext.core import bounds
 from router_ext.core.admission import Backend
 from router_ext.core.books import Books
 from router_ext.core.cost import LinearCost
+from router_ext.core.decision import Decider
 from router_ext.core.explain import Gate
 from router_ext.core.fairness import counters as counters_module
 from router_ext.core.fairness.base import Standing
@@ -130,7 +131,7 @@ def charge_at_completion(patch: pytest.MonkeyPatch) -> None:
         if request is not None:
             unpaid = request.output_tokens - request.paid_out
             request.paid_out = request.output_tokens
-            self._policy.charge(request.tenant, self._cost.w_output * unpaid)
+            self._books.policy.charge(request.tenant, self._cost.w_output * unpaid)
         original(self, event, now, actions)
 
     original = Scheduler._on_finished
@@ -144,14 +145,14 @@ def wrong_weight(patch: pytest.MonkeyPatch) -> None:
 
 
 def one_admission_per_event(patch: pytest.MonkeyPatch) -> None:
-    original = Scheduler._admit
+    original = Decider._admit
 
     def admit(self: Any, now: float, misfits: Any, actions: list[Any]) -> Gate | None:
         if any(type(action).__name__ == "Dispatch" for action in actions):
             return Gate.KV
         return original(self, now, misfits, actions)
 
-    patch.setattr(Scheduler, "_admit", admit)
+    patch.setattr(Decider, "_admit", admit)
 
 
 def skip_on_no_fit(patch: pytest.MonkeyPatch) -> None:
@@ -169,7 +170,7 @@ def skip_on_no_fit(patch: pytest.MonkeyPatch) -> None:
             self._keys.restore(popped)
 
     patch.setattr(SloFair, "_in_turn", in_turn)
-    patch.setattr(Scheduler, "_unclaimed", lambda self, options, *rest: options)
+    patch.setattr(Decider, "_unclaimed", lambda self, options, *rest: options)
 
 
 def unlimited_urgency(patch: pytest.MonkeyPatch) -> None:
@@ -201,7 +202,7 @@ def double_charge_on_finish(patch: pytest.MonkeyPatch) -> None:
     def finished(self: Any, event: Any, now: float, actions: Any) -> None:
         request = self._requests.get(event.request_id)
         if request is not None:
-            self._policy.charge(request.tenant, self._cost.w_output * request.output_tokens)
+            self._books.policy.charge(request.tenant, self._cost.w_output * request.output_tokens)
         original(self, event, now, actions)
 
     original = Scheduler._on_finished
