@@ -22,7 +22,7 @@ from router_ext.core import snapshot as pictures
 from router_ext.core.actions import Action, SetTimer
 from router_ext.core.admission import Backend
 from router_ext.core.books import Books
-from router_ext.core.bounds import bound_service
+from router_ext.core.bounds import bound_service, pass_service
 from router_ext.core.config import PoolConfig
 from router_ext.core.cost import LinearCost
 from router_ext.core.decision import Decider
@@ -252,7 +252,10 @@ class Scheduler:
     def _on_reconfigured(self, event: Reconfigured, now: float, actions: list[Action]) -> None:
         self._tiers.replace(event.config.tiers, now)
         self._tenants.rebase_counters()
+        before = self._config
         self._apply(event.config)
+        if bound_service(before) != bound_service(event.config) or before.tenants != event.config.tenants:
+            self._counters.restart_gap(self._tenants.by_id.values(), pass_service(event.config))
         self._fleet.refresh(now)
         self._limits.apply(event.config, now, actions)
         self._decider.decide(now, actions)

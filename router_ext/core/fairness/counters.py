@@ -15,7 +15,7 @@ Source: Sheng et al., Fairness in Serving Large Language Models (OSDI 2024), alg
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from router_ext.core.queues import Tenant
 
@@ -95,13 +95,24 @@ class MinIndex:
 class Counters:
     """The counters of one pool."""
 
-    __slots__ = ("_last_left", "_next_since", "_seen_floor", "index", "largest_gap_service", "waiting_weight")
+    __slots__ = (
+        "_inherited",
+        "_inherited_above",
+        "_last_left",
+        "_next_since",
+        "_seen_floor",
+        "index",
+        "largest_gap_service",
+        "waiting_weight",
+    )
 
     def __init__(self) -> None:
         self.index = MinIndex(lambda tenant: tenant.counter)
         self.waiting_weight = 0.0
         self.largest_gap_service = 0.0
-        """Largest ``(c_f - V) * w_f`` seen among backlogged tenants, in service units."""
+        """Largest ``(c_f - V) * w_f`` seen among backlogged tenants since ``restart_gap``, in service units."""
+        self._inherited: set[Tenant] = set()
+        self._inherited_above = 0.0
         self._last_left: Tenant | None = None
         self._next_since = 1
         self._seen_floor = float("inf")
@@ -145,8 +156,21 @@ class Counters:
         if tenant.since:
             if service < 0.0:
                 self.index.lowered(tenant)
-            elif (tenant.counter - self._seen_floor) * tenant.weight > self.largest_gap_service:
+            elif (
+                tenant.counter - self._seen_floor
+            ) * tenant.weight > self.largest_gap_service or tenant in self._inherited:
                 self._watch(tenant)
+
+    def restart_gap(self, tenants: Iterable[Tenant], allowed_service: float) -> None:
+        """Watch the gap anew, because policy, bound or weights have changed.
+
+        A tenant that is ahead by more than ``allowed_service`` (the largest pass) got there under the old rules. What
+        it is ahead says nothing of the new ones, so it is watched from the moment it is back within the pass.
+        """
+        floor = self.floor_or_last()
+        self.largest_gap_service = 0.0
+        self._inherited_above = allowed_service
+        self._inherited = {t for t in tenants if (t.counter - floor) * t.weight > allowed_service}
 
     def reweigh(self, tenant: Tenant, weight: float) -> None:
         """Apply a changed weight to future charges; service received stays as it was counted."""
@@ -174,6 +198,10 @@ class Counters:
         floor = self.floor()
         if floor is not None:
             gap = (tenant.counter - floor) * tenant.weight
+            if tenant in self._inherited:
+                if gap > self._inherited_above:
+                    return
+                self._inherited.discard(tenant)
             if gap > self.largest_gap_service:
                 self.largest_gap_service = gap
 
