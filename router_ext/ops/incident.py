@@ -343,14 +343,23 @@ def run(args: argparse.Namespace) -> int:
     async def main() -> dict[str, list[Outcome]]:
         task = asyncio.current_task()
         assert task is not None
-        # SIGTERM ends like Ctrl-C: by cancelling, so that the policy is restored.
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        stops = 0
+
+        def stop() -> None:
+            # Once: a second signal would cut short what the first one asks for, the policy of before.
+            nonlocal stops
+            stops += 1
+            if stops == 1:
+                console.print("stopping; the policy is restored first")
+                task.cancel()
+
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, stop)
         return await measure(args, console)
 
     try:
         runs = asyncio.run(main())
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        console.print("stopped")
+    except asyncio.CancelledError:
         return 130
     except aiohttp.ClientError as problem:
         raise SettingsError(f"the stack does not answer: {problem}") from None

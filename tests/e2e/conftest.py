@@ -25,7 +25,8 @@ _SWITCHES = (
 @pytest.fixture(scope="session")
 def browser_type_launch_args(browser_type_launch_args: dict[str, Any]) -> dict[str, Any]:
     """The system's own chromium; Playwright's download of one is not needed."""
-    executable = shutil.which("chromium") or shutil.which("chromium-browser")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    executable = next((found for name in names if (found := shutil.which(name)) is not None), None)
     if executable is None:
         pytest.skip("no chromium on this machine: install the package `chromium`")
     return {**browser_type_launch_args, "executable_path": executable, "args": list(_SWITCHES)}

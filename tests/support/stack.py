@@ -21,6 +21,7 @@ from typing import Any
 from support.modelserver import ModelServer, model_server
 
 from router_ext.ops import process, stack
+from router_ext.ops.credentials import Credentials, write_credentials
 from router_ext.ops.embedded import EmbeddedPostgres, EmbeddedValkey, free_port
 
 READY_LIMIT_S = 60.0
@@ -60,6 +61,17 @@ class Stack:
         stated = ("--backend-url", self.model.base, "--kv-tokens", str(KV_TOKENS), "--block-size", "16")
         seeded = json.loads(self._django("seed_demo", "--pool", MODEL, *stated))
         self.keys, self.tenant_ids = seeded["tenants"], seeded["tenant_ids"]
+        write_credentials(
+            self.settings.directory / "credentials.json",
+            Credentials(
+                router_url=self.url,
+                console_url=self.settings.console_url,
+                pool=MODEL,
+                operator_email=seeded["operator_email"],
+                operator_token=seeded["operator_token"],
+                tenants=self.keys,
+            ),
+        )
         self.folders.secret("router_token").write_text(seeded["router_token"])
 
     def _django_environment(self) -> Mapping[str, str]:
