@@ -31,6 +31,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
+from router_ext.ops.embedded import free_port
 from router_ext.ops.load import Probe, request_bytes, run_open_loop
 from router_ext.wire.controlplane import (
     BackendRecord,
@@ -91,12 +92,6 @@ def resident_bytes(pid: int) -> int:
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024
     return 0
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _wait_ready(port: int, path: str, process: subprocess.Popen[bytes], what: str, log: Path) -> None:
@@ -163,7 +158,7 @@ def processes(*, pace: float, streams: int) -> Iterator[Processes]:
     """Start model server and router in a folder of their own; both are gone at the end, whatever happens."""
     with tempfile.TemporaryDirectory(prefix="fairlane-bench-") as folder:
         root = Path(folder)
-        server_port, router_port = _free_port(), _free_port()
+        server_port, router_port = free_port(), free_port()
         key, public_id = generate_key()
         pepper = secrets.token_bytes(32)
         router_dir = root / "router"
@@ -179,7 +174,7 @@ def processes(*, pace: float, streams: int) -> Iterator[Processes]:
             "FAIRLANE_ROUTER_TOKEN": secrets.token_hex(24),
             "FAIRLANE_KEY_PEPPER": pepper.hex(),
             # Nothing listens there: the router serves on the snapshot in its folder.
-            "FAIRLANE_CONTROLPLANE_URL": f"http://127.0.0.1:{_free_port()}",
+            "FAIRLANE_CONTROLPLANE_URL": f"http://127.0.0.1:{free_port()}",
         }
         started: list[subprocess.Popen[bytes]] = []
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -29,6 +28,7 @@ from controlplane.tenants.actions import create_tenant
 from controlplane.tenants.models import Tenant
 from controlplane.tiers.actions import create_tier
 from controlplane.tiers.models import Tier
+from router_ext.ops.embedded import free_port
 from router_ext.wire.controlplane import UsageBatch, UsageEvent
 
 _numbers = count(1)
@@ -112,13 +112,6 @@ def empty_all_tables() -> None:
         cursor.execute("SET session_replication_role = replica")
         cursor.execute(f"TRUNCATE {names}")
         cursor.execute("SET session_replication_role = DEFAULT")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def wait_for(condition: Any, *, limit_s: float = 20.0, what: str = "the condition") -> Any:

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from support.modelserver import free_port
 
+from router_ext.ops.embedded import free_port
 from router_ext.sync.spool import scan
 from router_ext.wire.controlplane import (
     BackendRecord,

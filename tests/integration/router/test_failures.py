@@ -15,10 +15,11 @@ from typing import Any
 
 import msgspec
 from support.exchange import Wire, call, events
-from support.modelserver import free_port, model_server
+from support.modelserver import model_server
 from support.routers import RouterProcess, Setup, backend, router, write_snapshot
 from support.tenants import new_tenant
 
+from router_ext.ops.embedded import free_port
 from router_ext.wire.controlplane import snapshot_digest
 
 FLAGS = ("--sim-step-ms", "10", "--sim-mean-tokens", "0", "--max-total-tokens", "2048")
