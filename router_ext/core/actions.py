@@ -15,6 +15,7 @@ class RejectCode(enum.StrEnum):
     TOO_LARGE = "context_length_exceeded"
     QUEUE_FULL = "queue_full"
     DEADLINE_UNREACHABLE = "deadline_unreachable"
+    RATE_LIMITED = "rate_limited"
     QUEUE_TIMEOUT = "queue_timeout"
     NO_BACKEND = "no_backend_available"
 
@@ -57,10 +58,23 @@ class Expire:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Preempt:
+    """Close the stream of a running request, so that its KV comes free for others; its client's stream stays open.
+
+    Answer with ``Preempted`` once it is known what the request keeps. Tokens seen before are reported as ever, and the
+    end of the slice or of the request may overtake the cut.
+    """
+
+    request_id: RequestId
+    backend: BackendId
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SetTimer:
     """Send ``TimerFired`` at instant ``at_s`` (the newest one replaces earlier ones)."""
 
     at_s: float
 
 
-Action: TypeAlias = Dispatch | Reject | Expire | SetTimer
+Action: TypeAlias = Dispatch | Preempt | Reject | Expire | SetTimer

@@ -59,6 +59,7 @@ class Books:
         "_ended",
         "_fleet",
         "_is_gamma",
+        "_is_watching",
         "_next_seq",
         "_next_ticket",
         "_num_taken",
@@ -94,6 +95,7 @@ class Books:
         """Keep the books by another configuration and policy."""
         self._config = config
         self._is_gamma = bool(config.gamma)
+        self._is_watching = policy.is_watching
         self._aging_ratio = config.aging_ratio
         self.policy = policy
 
@@ -107,23 +109,28 @@ class Books:
 
     def plan(self, request: Request) -> bool:
         """Set the next slice and whether it is stuck; whether any configured backend could ever hold it."""
-        return plan(request, self._config, self._fleet.shapes, is_sliced=self.policy.is_gated)
+        return plan(request, self._config, self._fleet.shapes, is_sliced=self.policy.is_sliced)
 
     def enqueue(self, request: Request, trigger: Trigger, now: float) -> None:
         """The request waits, its slice planned."""
         request.state = advance(request.state, trigger)
         self.requests[request.request_id] = request
-        at_front = trigger is Trigger.RETRY
+        at_front = trigger is Trigger.RETRY or trigger is Trigger.PREEMPTED
         self.room.take_place(request, at_front=at_front)
         request.mark = self.clock.mark(now, request.tenant.num_dispatched)
         if request.is_stuck:
             self.room.park(request, now)
             return
+        self._join_line(request, at_front=at_front)
+        if request.queue.head is request:
+            self.policy.head_changed(request.queue)
+
+    def _join_line(self, request: Request, *, at_front: bool = False) -> None:
         self.room.add(request, at_front=at_front)
         if not request.tenant.is_backlogged:
             self.policy.backlogged(request.tenant)
-        if request.queue.head is request:
-            self.policy.head_changed(request.queue)
+        if self._is_watching:
+            self.policy.queued(request)
 
     def dequeue(self, request: Request, now: float) -> None:
         """The request waits no longer, whatever the reason."""
@@ -139,6 +146,8 @@ class Books:
         tenant = request.tenant
         was_head = request.queue.head is request
         self.room.remove(request)
+        if self._is_watching:
+            self.policy.unqueued(request)
         if tenant.num_queued == tenant.num_parked:
             self.policy.idle(tenant)
         if was_head:
@@ -158,9 +167,7 @@ class Books:
         for request in requests:
             if not request.is_stuck and request.parked_s is not None:
                 self.room.unpark(request, now)
-                self.room.add(request)
-                if not request.tenant.is_backlogged:
-                    self.policy.backlogged(request.tenant)
+                self._join_line(request)
                 queues[request.queue] = None
         if queues:
             self.room.sort()
@@ -217,7 +224,8 @@ class Books:
         if self._is_gamma:
             _update_expected(request)
         if unpaid:
-            self.policy.charge(tenant, self.cost.w_prompt * unpaid)
+            self.policy.charge(request, self.cost.w_prompt * unpaid)
+        self.policy.started(request, now)
         return Dispatch(
             request_id=request.request_id,
             backend=backend.backend_id,
@@ -234,13 +242,13 @@ class Books:
             if request.paid_in:
                 tokens = self.cost.correct_prompt(request)
                 request.tenant.prompt_tokens += tokens
-                self.policy.charge(request.tenant, self.cost.w_prompt * tokens)
+                self.policy.charge(request, self.cost.w_prompt * tokens)
         request.input_tokens = prompt_tokens
 
     def deliver(self, request: Request, tokens: int, now: float) -> bool:
         """``tokens`` more arrived (at least 1): count and charge them. Whether the slice's first one is among them."""
         state = request.state
-        is_first = state is not State.DECODING
+        is_first = state is State.PREFILLING
         if is_first:
             request.state = advance(state, Trigger.FIRST_TOKEN)
             self._first_token(request, now)
@@ -253,7 +261,7 @@ class Books:
             tenant.output_tokens += unpaid
             if self._is_gamma:
                 _update_expected(request)
-            self.policy.charge(tenant, self.cost.w_output * unpaid)
+            self.policy.charge(request, self.cost.w_output * unpaid)
         if request.slice_output - request.sampled_output >= _SAMPLE_TOKENS:
             _sample_step(request, now)
         return is_first
@@ -278,7 +286,7 @@ class Books:
         if request.expected_rest:
             request.tenant.expected_rest -= request.expected_rest
             request.expected_rest = 0
-            self.policy.charge(request.tenant, 0.0)
+        self.policy.stopped(request, now)
         return backend
 
     def _first_token(self, request: Request, now: float) -> None:
@@ -295,6 +303,7 @@ class Books:
     def end(self, request: Request, state: State) -> None:
         """The request is in its terminal state and gone but for its explanation."""
         request.state = state
+        self.policy.ended(request)
         del self.requests[request.request_id]
         self._ended[request.request_id] = request
         if len(self._ended) > _REMEMBERED:

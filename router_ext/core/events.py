@@ -6,6 +6,7 @@ Token counts are those of the backend's tokenizer. ``output_tokens`` counts toke
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -25,7 +26,9 @@ class RequestSpec:
         is_sliceable: False for work that cannot be resumed (grammar, tools, best_of); it is dispatched whole.
         num_sequences: independent generations behind this request on the backend (``best_of``, >= 1).
         affinity: tenant-salted prefix key; requests with the same key prefer the same backend.
-        agent_id: the agent (program) the request belongs to, if declared.
+        agent_id: the agent (program) the request belongs to, if declared. agent_cost: declared cost of the whole agent
+            in KV token-time (``sum of p * d + d * (d + 1) / 2`` over its calls), None to have it predicted.
+        prefix: tenant-salted hash chain of the prompt's blocks: equal starts of two chains are equal starts of prompts.
     """
 
     request_id: RequestId
@@ -40,6 +43,8 @@ class RequestSpec:
     num_sequences: int = 1
     affinity: str | None = None
     agent_id: str | None = None
+    agent_cost: float | None = None
+    prefix: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +71,34 @@ class Progressed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stepped:
+    """One step of a backend: ``Progressed`` for several of its requests at once, for drivers that know steps.
+
+    ``tokens``: (request, output tokens) in the order of the batch. One decision at most follows.
+    """
+
+    tokens: Sequence[tuple[RequestId, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SliceEnded:
     """The running slice ended by ``length`` and the request has more to generate.
 
     Its KV on the backend is free. ``dropped_tokens`` of the tokens reported by ``Progressed`` were given up to
     make the cut exact (they are generated again, and not charged twice: high-water mark).
     ``next_prompt_tokens`` is the input length of the next slice (prompt plus everything kept).
+    """
+
+    request_id: RequestId
+    dropped_tokens: int
+    next_prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preempted:
+    """The stream of a running request was closed at ``Preempt``'s word; the request goes on later.
+
+    ``dropped_tokens``, ``next_prompt_tokens``: as in ``SliceEnded``. The KV is free once the backend has noticed.
     """
 
     request_id: RequestId
@@ -136,7 +163,9 @@ Event: TypeAlias = (
     Arrived
     | PromptMeasured
     | Progressed
+    | Stepped
     | SliceEnded
+    | Preempted
     | Finished
     | Failed
     | Cancelled

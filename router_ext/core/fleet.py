@@ -128,6 +128,19 @@ class Fleet:
                 most = free
         return most
 
+    def free_ratio(self) -> float:
+        """Share of the usable backends' KV that nobody holds; 1 if there is none."""
+        total = free = 0
+        for backend in self.usable:
+            total += backend.ledger.usable_blocks * backend.block_size
+            free += backend.ledger.free_blocks * backend.block_size
+        return free / total if total else 1.0
+
+    def step_s(self) -> float:
+        """Mean seconds per token of a running request over the usable backends, at their present load."""
+        usable = self.usable
+        return sum(backend.step_s() for backend in usable) / len(usable) if usable else 0.0
+
     def speed_changed(self) -> None:
         """A backend's prefill was observed: which is fastest has to be looked for anew."""
         self._fastest = None

@@ -10,17 +10,18 @@ import enum
 
 
 class State(enum.IntEnum):
-    """Where a request is. ``REJECTED`` requests were never queued."""
+    """Where a request is. ``PREEMPTING``: told to stop, still running. ``REJECTED`` requests were never queued."""
 
     NEW = 0
     QUEUED = 1
     PREFILLING = 2
     DECODING = 3
-    FINISHED = 4
-    FAILED = 5
-    CANCELLED = 6
-    EXPIRED = 7
-    REJECTED = 8
+    PREEMPTING = 4
+    FINISHED = 5
+    FAILED = 6
+    CANCELLED = 7
+    EXPIRED = 8
+    REJECTED = 9
 
     @property
     def is_terminal(self) -> bool:
@@ -28,7 +29,7 @@ class State(enum.IntEnum):
 
     @property
     def is_running(self) -> bool:
-        return self is State.PREFILLING or self is State.DECODING
+        return State.PREFILLING <= self <= State.PREEMPTING
 
 
 class Trigger(enum.IntEnum):
@@ -44,6 +45,8 @@ class Trigger(enum.IntEnum):
     FAIL = 7
     CANCEL = 8
     EXPIRE = 9
+    PREEMPT = 10
+    PREEMPTED = 11
 
 
 class IllegalTransition(Exception):
@@ -68,6 +71,14 @@ TRANSITIONS: dict[tuple[State, Trigger], State] = {
     (State.DECODING, Trigger.RETRY): State.QUEUED,
     (State.DECODING, Trigger.FAIL): State.FAILED,
     (State.DECODING, Trigger.CANCEL): State.CANCELLED,
+    (State.DECODING, Trigger.PREEMPT): State.PREEMPTING,
+    (State.PREEMPTING, Trigger.PREEMPTED): State.QUEUED,
+    # What was on its way when the stream was told to stop may arrive first.
+    (State.PREEMPTING, Trigger.FINISH): State.FINISHED,
+    (State.PREEMPTING, Trigger.SLICE_END): State.QUEUED,
+    (State.PREEMPTING, Trigger.RETRY): State.QUEUED,
+    (State.PREEMPTING, Trigger.FAIL): State.FAILED,
+    (State.PREEMPTING, Trigger.CANCEL): State.CANCELLED,
 }
 
 

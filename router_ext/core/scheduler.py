@@ -33,10 +33,12 @@ from router_ext.core.events import (
     Event,
     Failed,
     Finished,
+    Preempted,
     Progressed,
     PromptMeasured,
     Reconfigured,
     SliceEnded,
+    Stepped,
     TimerFired,
 )
 from router_ext.core.fairness.base import Surroundings
@@ -44,7 +46,7 @@ from router_ext.core.fairness.counters import Counters
 from router_ext.core.fairness.switch import build_policy
 from router_ext.core.fleet import Fleet
 from router_ext.core.ids import RequestId, TenantId
-from router_ext.core.lifecycle import IllegalTransition, Trigger, advance
+from router_ext.core.lifecycle import IllegalTransition, State, Trigger, advance
 from router_ext.core.limits import Limits
 from router_ext.core.queues import WaitingRoom
 from router_ext.core.request import Request
@@ -53,6 +55,8 @@ from router_ext.core.tiers import Tiers
 
 _REDECIDE_S = 0.01
 """Tokens of the tenant in turn may change whose turn it is; looked at no more often than this, to keep tokens cheap."""
+
+_TOKENS = (Progressed, Stepped)
 
 _FOREVER = float("inf")
 
@@ -78,7 +82,9 @@ class Scheduler:
             Arrived: self._on_arrived,
             PromptMeasured: self._on_prompt_measured,
             Progressed: self._on_progressed,
+            Stepped: self._on_stepped,
             SliceEnded: self._on_slice_ended,
+            Preempted: self._on_preempted,
             Finished: self._on_finished,
             Failed: self._on_failed,
             Cancelled: self._on_cancelled,
@@ -107,7 +113,7 @@ class Scheduler:
         self._handlers[type(event)](event, now, actions)
         if has_freed and self._decider.decided_s < now:
             self._decider.decide(now, actions)
-        if type(event) is Progressed and self._decider.decided_s < now:
+        if type(event) in _TOKENS and self._decider.decided_s < now:
             # Tokens are most of all events; one that led to no decision brings no instant forward.
             return actions
         due = self._limits.next_due_s()
@@ -126,7 +132,7 @@ class Scheduler:
         tenant = self._tenants.get(spec.tenant)
         request = self._books.open(spec, tenant, tenant.queue(tier), now)
         self._fleet.start_outage(now)
-        refusal = self._limits.refusal(request, now)
+        refusal = self._limits.refusal(request, now) or self._books.policy.refusal(request, now)
         if refusal is not None:
             request.state = advance(request.state, Trigger.REJECT)
             actions.append(refusal)
@@ -160,6 +166,17 @@ class Scheduler:
         if is_first or (request.tenant is self._decider.stalled and now - self._decider.decided_s >= _REDECIDE_S):
             self._decider.decide(now, actions)
 
+    def _on_stepped(self, event: Stepped, now: float, actions: list[Action]) -> None:
+        requests, deliver = self._requests, self._books.deliver
+        stalled = self._decider.stalled
+        is_due = False
+        for request_id, tokens in event.tokens:
+            request = requests.get(request_id)
+            if request is not None and tokens > 0 and (deliver(request, tokens, now) or request.tenant is stalled):
+                is_due = True
+        if is_due:
+            self._decider.decide(now, actions)
+
     def _on_slice_ended(self, event: SliceEnded, now: float, actions: list[Action]) -> None:
         request = self._requests.get(event.request_id)
         if request is None:
@@ -167,6 +184,14 @@ class Scheduler:
         advance(request.state, Trigger.SLICE_END)
         self._leave(request, now).free(request.ticket)
         self._resume(request, event, Trigger.SLICE_END, now, actions)
+        self._decider.decide(now, actions)
+
+    def _on_preempted(self, event: Preempted, now: float, actions: list[Action]) -> None:
+        request = self._requests.get(event.request_id)
+        if request is None or request.state is not State.PREEMPTING:
+            return
+        self._leave_early(request, now)
+        self._resume(request, event, Trigger.PREEMPTED, now, actions)
         self._decider.decide(now, actions)
 
     def _on_finished(self, event: Finished, now: float, actions: list[Action]) -> None:
@@ -229,7 +254,12 @@ class Scheduler:
         self._fleet.close(backend, ticket, at_s)
 
     def _resume(
-        self, request: Request, event: SliceEnded | Failed, trigger: Trigger, now: float, actions: list[Action]
+        self,
+        request: Request,
+        event: SliceEnded | Preempted | Failed,
+        trigger: Trigger,
+        now: float,
+        actions: list[Action],
     ) -> None:
         if not self._books.resume(request, trigger, event.dropped_tokens, event.next_prompt_tokens, now):
             self._limits.expire_too_large(request, now, actions)
@@ -266,8 +296,15 @@ class Scheduler:
         self._cost.configure(w_prompt=config.w_prompt, w_output=config.w_output)
         self._fleet.apply(config.backends, self._requests.values())
         self._tenants.apply(config)
+        fleet = self._fleet
         around = Surroundings(
-            config=config, counters=self._counters, room=self._room, first_token_s=self._fleet.first_token_s
+            config=config,
+            counters=self._counters,
+            room=self._room,
+            first_token_s=fleet.first_token_s,
+            step_s=fleet.step_s,
+            free_ratio=fleet.free_ratio,
+            most_free=fleet.most_free,
         )
         policy = build_policy(around, tenants=self._tenants.by_id.values(), tiers=self._tiers)
         self._books.adopt(config, policy)

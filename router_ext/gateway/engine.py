@@ -357,7 +357,7 @@ class PoolEngine:
         elif isinstance(action, Reject):
             self.forget(generation)
             generation.refused(self._error_of(action))
-        else:
+        elif isinstance(action, Expire):
             self.forget(generation)
             generation.expired(self._error_of(action))
 

@@ -131,7 +131,7 @@ def charge_at_completion(patch: pytest.MonkeyPatch) -> None:
         if request is not None:
             unpaid = request.output_tokens - request.paid_out
             request.paid_out = request.output_tokens
-            self._books.policy.charge(request.tenant, self._cost.w_output * unpaid)
+            self._books.policy.charge(request, self._cost.w_output * unpaid)
         original(self, event, now, actions)
 
     original = Scheduler._on_finished
@@ -141,7 +141,9 @@ def charge_at_completion(patch: pytest.MonkeyPatch) -> None:
 
 def wrong_weight(patch: pytest.MonkeyPatch) -> None:
     original = Counters.charge
-    patch.setattr(Counters, "charge", lambda self, tenant, service: original(self, tenant, service * tenant.weight))
+    patch.setattr(
+        Counters, "charge", lambda self, request, service: original(self, request, service * request.tenant.weight)
+    )
 
 
 def one_admission_per_event(patch: pytest.MonkeyPatch) -> None:
@@ -202,7 +204,7 @@ def double_charge_on_finish(patch: pytest.MonkeyPatch) -> None:
     def finished(self: Any, event: Any, now: float, actions: Any) -> None:
         request = self._requests.get(event.request_id)
         if request is not None:
-            self._books.policy.charge(request.tenant, self._cost.w_output * request.output_tokens)
+            self._books.policy.charge(request, self._cost.w_output * request.output_tokens)
         original(self, event, now, actions)
 
     original = Scheduler._on_finished

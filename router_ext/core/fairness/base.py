@@ -4,11 +4,16 @@ A policy says whose turn it is; where there is room is not its concern. The sche
 counters; a policy only keeps indexes over them, so replacing the policy loses nothing.
 
     scheduler                              policy
+    request arrives                   -->  refusal(request)       may turn it away
+    request enters, leaves the line   -->  queued, unqueued       only if it ``is_watching``
     tenant's queue became non-empty   -->  backlogged(tenant)     lift
     tenant's queue became empty       -->  idle(tenant)
-    service was delivered             -->  charge(tenant, service)
     a head changed                    -->  head_changed(queue)
-    who may go?                       -->  candidates(now)        heads, in order, with their standing
+    who may go?                       -->  candidates(now)        requests, in order, with their standing
+    request was dispatched            -->  started(request)
+    service was delivered             -->  charge(request, service)
+    its slice is over                 -->  stopped(request)       then queued again, or
+    it is over                        -->  ended(request)
     policy takes over                 -->  adopt(tenant)          for each one that is backlogged already
 """
 
@@ -17,8 +22,9 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, TypeAlias
+from typing import ClassVar, TypeAlias
 
+from router_ext.core.actions import Reject
 from router_ext.core.config import PoolConfig
 from router_ext.core.fairness.counters import Counters
 from router_ext.core.queues import Tenant, TierQueue, WaitingRoom
@@ -50,51 +56,79 @@ class Surroundings:
 
     Attributes:
         first_token_s: estimated seconds from dispatch to first token for a prompt of so many tokens.
+        step_s: estimated seconds per token of a running request, at the present load.
+        free_ratio: share of the usable backends' KV that nobody holds.
+        most_free: tokens (input plus new) that fit on the backend with the most free KV.
     """
 
     config: PoolConfig
     counters: Counters
     room: WaitingRoom
     first_token_s: Callable[[int], float]
+    step_s: Callable[[], float]
+    free_ratio: Callable[[], float]
+    most_free: Callable[[], int]
 
 
-class FairnessPolicy(Protocol):
-    """See the module.
+class FairnessPolicy:
+    """See the module. A policy overrides what it needs; ``candidates`` it must.
 
     Attributes:
-        is_gated: prefill gate, headroom and slices apply; else TGI's own behaviour is imitated.
+        is_gated: prefill gate and headroom apply; else TGI's own behaviour is imitated.
+        is_sliced: requests are sliced by their predicted length (``core.slicing``), not only by TGI's own 1,024.
+        is_preemptive: running work may be cut for others (``core.preemption``).
         is_bounded: the bounds of ``core.bounds`` hold.
+        is_watching: every request that enters or leaves the line is shown to ``queued`` and ``unqueued``.
     """
 
-    is_gated: ClassVar[bool]
-    is_bounded: ClassVar[bool]
+    is_gated: ClassVar[bool] = False
+    is_sliced: ClassVar[bool] = True
+    is_preemptive: ClassVar[bool] = False
+    is_bounded: ClassVar[bool] = False
+    is_watching: ClassVar[bool] = False
 
-    def __init__(self, around: Surroundings) -> None: ...
+    def __init__(self, around: Surroundings) -> None:
+        self._counters = around.counters
+        # Counters are charged under every policy, so that the next one finds them right.
+        self.charge: Callable[[Request, float], None] = around.counters.charge
+
+    def refusal(self, request: Request, now: float) -> Reject | None:
+        """Why a request that has just arrived may not even wait."""
+        return None
 
     def adopt(self, tenant: Tenant) -> None:
         """The tenant was backlogged before this policy took over; its counter stays as it is."""
-        ...
 
     def backlogged(self, tenant: Tenant) -> None:
         """The tenant's queue has just become non-empty."""
-        ...
+        self._counters.backlogged(tenant)
 
     def idle(self, tenant: Tenant) -> None:
         """The tenant's queue has just become empty."""
-        ...
+        self._counters.idle(tenant)
 
-    def charge(self, tenant: Tenant, service: float) -> None:
-        """The tenant received ``service`` (service units; negative only when an estimate is settled)."""
-        ...
+    def queued(self, request: Request) -> None:
+        """The request stands in line, for the first time or again (``request.is_resumed``)."""
+
+    def unqueued(self, request: Request) -> None:
+        """The request has left the line: it starts, it ends, or it is parked."""
 
     def head_changed(self, queue: TierQueue) -> None:
         """Another request (or none) heads this queue of one tenant and tier."""
-        ...
+
+    def started(self, request: Request, now: float) -> None:
+        """The request was dispatched; its prompt, as far as unpaid, has been charged."""
+
+    def stopped(self, request: Request, now: float) -> None:
+        """Its running slice is over, whatever the reason."""
+
+    def ended(self, request: Request) -> None:
+        """The request is over and will not come back."""
 
     def candidates(self, now: float) -> Candidates:
-        """Heads in the order in which placement shall be tried.
+        """Requests in the order in which placement shall be tried.
 
         An admission of an ``URGENT`` or ``LATE`` head is made while the generator waits, and it goes on; any other
         admission is made after closing it. Nothing else may be asked of the policy before it is closed.
         """
-        ...
+        raise NotImplementedError

@@ -18,6 +18,7 @@ import heapq
 from collections.abc import Callable, Iterable
 
 from router_ext.core.queues import Tenant
+from router_ext.core.request import Request
 
 _SLACK = 64
 """Forgotten entries tolerated beside as many live ones, before a heap is rebuilt."""
@@ -150,8 +151,9 @@ class Counters:
         self.waiting_weight -= tenant.weight
         self.index.discard(tenant)
 
-    def charge(self, tenant: Tenant, service: float) -> None:
-        """Add delivered service, divided by weight. Negative: an estimate is settled."""
+    def charge(self, request: Request, service: float) -> None:
+        """Add service delivered to a request, divided by its tenant's weight. Negative: an estimate is settled."""
+        tenant = request.tenant
         tenant.counter += service / tenant.weight
         if tenant.since:
             if service < 0.0:

@@ -13,28 +13,17 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from router_ext.core.fairness.base import Candidates, Standing, Surroundings
-from router_ext.core.queues import Tenant, TierQueue
+from router_ext.core.fairness.base import Candidates, FairnessPolicy, Standing, Surroundings
 
 
-class Fifo:
+class Fifo(FairnessPolicy):
     """See the module."""
 
-    is_gated: ClassVar[bool] = False
-    is_bounded: ClassVar[bool] = False
+    is_sliced: ClassVar[bool] = False
 
     def __init__(self, around: Surroundings) -> None:
-        counters = around.counters
+        super().__init__(around)
         self._room = around.room
-        self.backlogged = counters.backlogged
-        self.idle = counters.idle
-        self.charge = counters.charge
-
-    def adopt(self, tenant: Tenant) -> None:
-        """Nothing is kept by tenant."""
-
-    def head_changed(self, queue: TierQueue) -> None:
-        """Nothing is kept by head."""
 
     def candidates(self, now: float) -> Candidates:
         """The one head."""

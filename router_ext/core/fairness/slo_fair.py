@@ -31,9 +31,10 @@ from __future__ import annotations
 import heapq
 from typing import ClassVar
 
-from router_ext.core.fairness.base import Candidates, Standing, Surroundings
+from router_ext.core.fairness.base import Candidates, FairnessPolicy, Standing, Surroundings
 from router_ext.core.fairness.counters import MinIndex
 from router_ext.core.queues import Tenant, TierQueue
+from router_ext.core.request import Request
 
 _ON_TIME_TRIES = 3
 _LATE_TRIES = 2
@@ -52,15 +53,17 @@ _Entry = tuple[float, int, int, TierQueue]
 """(key, order, version, queue): counts only while ``queue.version == version``."""
 
 
-class SloFair:
+class SloFair(FairnessPolicy):
     """See the module."""
 
     is_gated: ClassVar[bool] = True
+    is_preemptive: ClassVar[bool] = True
     is_bounded: ClassVar[bool] = True
 
     def __init__(self, around: Surroundings) -> None:
+        super().__init__(around)
         counters, config = around.counters, around.config
-        self._counters = counters
+        self.charge = self._charge
         self._first_token_s = around.first_token_s
         self._aging_s = config.aging_s
         self._on_time: list[_Entry] = []
@@ -93,9 +96,15 @@ class SloFair:
         if self._keys is not self._counters.index:
             self._keys.discard(tenant)
 
-    def charge(self, tenant: Tenant, service: float) -> None:
+    def stopped(self, request: Request, now: float) -> None:
+        """What it had in flight no longer counts in its tenant's key."""
+        if self._gamma_output and request.tenant.since:
+            self._keys.lowered(request.tenant)
+
+    def _charge(self, request: Request, service: float) -> None:
         """Add service to the counter. The heaps are not touched: an entry whose key grew is moved when met."""
-        self._counters.charge(tenant, service)
+        self._counters.charge(request, service)
+        tenant = request.tenant
         if tenant.since and (service < 0.0 or self._gamma_output):
             self._keys.lowered(tenant)
             if service < 0.0:

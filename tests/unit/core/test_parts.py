@@ -112,9 +112,9 @@ def test_a_tenant_returning_to_an_empty_pool_is_lifted_to_who_left_last() -> Non
     counters = Counters()
     first, second = tenant("a"), tenant("b")
     counters.backlogged(first)
-    counters.charge(first, 500.0)
+    counters.charge(request(0, first), 500.0)
     counters.idle(first)
-    counters.charge(first, 100.0)
+    counters.charge(request(0, first), 100.0)
     counters.backlogged(second)
     assert second.counter == 600.0
 
@@ -126,7 +126,7 @@ def test_the_floor_follows_counters_that_grow_without_being_told() -> None:
         counters.backlogged(each)
     for round_ in range(50):
         for index, each in enumerate(tenants):
-            counters.charge(each, float((index * 7 + round_ * 3) % 11))
+            counters.charge(request(0, each), float((index * 7 + round_ * 3) % 11))
         assert counters.floor() == min(each.counter for each in tenants)
 
 
@@ -136,7 +136,7 @@ def test_many_short_backlogs_leave_no_entries_behind() -> None:
     counters.backlogged(steady)
     for _ in range(1_000):
         counters.backlogged(restless)
-        counters.charge(restless, 1.0)
+        counters.charge(request(0, restless), 1.0)
         counters.idle(restless)
     assert len(counters.index._heap) < 200
 
@@ -146,7 +146,7 @@ def test_shifting_all_counters_changes_no_difference() -> None:
     first, second = tenant("a"), tenant("b")
     for each, service in ((first, 2.0**41), (second, 8.0)):
         counters.backlogged(each)
-        counters.charge(each, service)
+        counters.charge(request(0, each), service)
     counters.rebase([first, second])
     assert (first.counter, second.counter) == (0.0, 8.0)
     assert counters.floor() == 0.0
