@@ -531,9 +531,9 @@ def _spied_charges(charged: dict[str, float]) -> Iterator[None]:
     """Sum every charge by tenant, in service units, whoever makes it."""
     original = counters_module.Counters.charge
 
-    def charge(self: counters_module.Counters, tenant: Any, service: float) -> None:
-        charged[str(tenant.tenant_id)] += service
-        original(self, tenant, service)
+    def charge(self: counters_module.Counters, request: Any, service: float) -> None:
+        charged[str(request.tenant.tenant_id)] += service
+        original(self, request, service)
 
     counters_module.Counters.charge = charge  # type: ignore[method-assign]
     try:
