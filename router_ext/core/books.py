@@ -14,6 +14,7 @@ from collections import OrderedDict
 
 from router_ext.core.actions import Dispatch
 from router_ext.core.admission import Backend
+from router_ext.core.agents import Agents
 from router_ext.core.config import PoolConfig
 from router_ext.core.cost import LinearCost
 from router_ext.core.events import RequestSpec
@@ -54,6 +55,7 @@ class Books:
     """
 
     __slots__ = (
+        "_agents",
         "_aging_ratio",
         "_config",
         "_ended",
@@ -74,7 +76,16 @@ class Books:
         "room",
     )
 
-    def __init__(self, *, cost: LinearCost, room: WaitingRoom, tenants: Tenants, tiers: Tiers, fleet: Fleet) -> None:
+    def __init__(
+        self,
+        *,
+        cost: LinearCost,
+        room: WaitingRoom,
+        tenants: Tenants,
+        tiers: Tiers,
+        fleet: Fleet,
+        agents: Agents,
+    ) -> None:
         self.policy: FairnessPolicy
         self.cost = cost
         self.room = room
@@ -86,6 +97,7 @@ class Books:
         self._tenants = tenants
         self._tiers = tiers
         self._fleet = fleet
+        self._agents = agents
         self._ended: OrderedDict[RequestId, Request] = OrderedDict()
         self._next_seq = 1
         self._next_ticket = 1
@@ -300,10 +312,12 @@ class Books:
 
     # --- ended -----------------------------------------------------------------------------------------------------
 
-    def end(self, request: Request, state: State) -> None:
+    def end(self, request: Request, state: State, now: float) -> None:
         """The request is in its terminal state and gone but for its explanation."""
         request.state = state
         self.policy.ended(request)
+        if request.agent is not None:
+            self._agents.leave(request, now)
         del self.requests[request.request_id]
         self._ended[request.request_id] = request
         if len(self._ended) > _REMEMBERED:

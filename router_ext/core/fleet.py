@@ -136,6 +136,10 @@ class Fleet:
             free += backend.ledger.free_blocks * backend.block_size
         return free / total if total else 1.0
 
+    def kv_rate(self) -> float:
+        """KV token-time per second if the usable backends were full: their KV tokens, each held for one step."""
+        return sum(b.ledger.usable_blocks * b.block_size / b.step_s() for b in self.usable)
+
     def step_s(self) -> float:
         """Mean seconds per token of a running request over the usable backends, at their present load."""
         usable = self.usable

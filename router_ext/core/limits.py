@@ -154,7 +154,7 @@ class Limits:
     ) -> None:
         state = advance(request.state, Trigger.EXPIRE)
         self._books.dequeue(request, now)
-        self._books.end(request, state)
+        self._books.end(request, state, now)
         if code is RejectCode.QUEUE_TIMEOUT:
             # Only what still waits is ahead of another try.
             retry_after_s = self.drain_s(request.tenant.tenant_id)

@@ -101,6 +101,7 @@ class Tenant:
             ties in favour of whoever has waited longest.
         urgency_pass, backfill_pass: how far above the floor the counter may be for going ahead of the pick.
         aging_credit: admissions owed to aged requests of lower tiers.
+        calls_per_agent, num_agents: mean number of calls of its last agents, and of how many (``core.agents``).
         num_queued, num_parked: all that wait, and those of them that are parked.
     """
 
@@ -108,10 +109,12 @@ class Tenant:
         "aging_credit",
         "backfill_pass",
         "by_rank",
+        "calls_per_agent",
         "counter",
         "expected_rest",
         "is_configured",
         "max_queued",
+        "num_agents",
         "num_dispatched",
         "num_parked",
         "num_queued",
@@ -146,6 +149,8 @@ class Tenant:
         self.urgency_pass = 0.0
         self.backfill_pass = 0.0
         self.aging_credit = 0.0
+        self.calls_per_agent = 1.0
+        self.num_agents = 0
 
     @property
     def is_backlogged(self) -> bool:

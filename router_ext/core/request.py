@@ -8,6 +8,7 @@ from router_ext.core.lifecycle import State
 
 if TYPE_CHECKING:
     from router_ext.core.admission import Backend
+    from router_ext.core.agents import Agent
     from router_ext.core.events import RequestSpec
     from router_ext.core.explain import WaitMark
     from router_ext.core.queues import Tenant, TierQueue
@@ -26,6 +27,7 @@ class Request:
         ticket: names this dispatch in the ledger; a closing slice keeps its own after the request moved on.
         is_resumed: it ran before (slice end or retry) and goes ahead of fresh requests of its tenant and tier.
         order: place in the pool-wide order of those who wait (``core.queues``).
+        agent: the agent it is a call of, under policies that order agents (``core.agents``).
         is_stuck: no backend that may be given work could hold its next slice (``core.slicing``).
         parked_s: since when it waits outside the order for such a backend, None if it does not.
         parked_for_s: how long it did so before.
@@ -33,6 +35,8 @@ class Request:
 
     __slots__ = (
         "affinity",
+        "agent",
+        "agent_cost",
         "agent_id",
         "arrival_s",
         "avoid",
@@ -99,6 +103,8 @@ class Request:
         self.num_sequences = spec.num_sequences
         self.affinity = spec.affinity
         self.agent_id = spec.agent_id
+        self.agent_cost = spec.agent_cost
+        self.agent: Agent | None = None
         self.output_tokens = 0
         self.paid_in = 0
         self.paid_out = 0

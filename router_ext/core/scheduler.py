@@ -21,6 +21,7 @@ from typing import Any
 from router_ext.core import snapshot as pictures
 from router_ext.core.actions import Action, SetTimer
 from router_ext.core.admission import Backend
+from router_ext.core.agents import Agents
 from router_ext.core.books import Books
 from router_ext.core.bounds import bound_service, pass_service
 from router_ext.core.config import PoolConfig
@@ -73,7 +74,10 @@ class Scheduler:
         self._tenants = tenants = Tenants(config, self._counters)
         self._tiers = tiers = Tiers(config.tiers)
         self._fleet = fleet = Fleet()
-        self._books = books = Books(cost=self._cost, room=room, tenants=tenants, tiers=tiers, fleet=fleet)
+        self._agents = Agents(fleet.kv_rate)
+        self._books = books = Books(
+            cost=self._cost, room=room, tenants=tenants, tiers=tiers, fleet=fleet, agents=self._agents
+        )
         self._requests = books.requests
         self._limits = Limits(config, books=books, counters=self._counters, tenants=tenants, tiers=tiers, fleet=fleet)
         self._decider = Decider(config, books=books, fleet=fleet, tiers=tiers, throughput=self._limits.throughput)
@@ -139,6 +143,7 @@ class Scheduler:
             self._tenants.drop_idle(tenant)
             return
         self._tiers.touch(tier, now)
+        self._books.policy.arrived(request, now)
         self._books.enqueue(request, Trigger.QUEUE, now)
         self._limits.watch(request)
         self._decider.decide(now, actions)
@@ -203,7 +208,7 @@ class Scheduler:
             self._leave(request, now).free(request.ticket)
         else:
             self._leave_early(request, now)
-        self._books.end(request, state)
+        self._books.end(request, state, now)
         self._decider.decide(now, actions)
 
     def _on_failed(self, event: Failed, now: float, actions: list[Action]) -> None:
@@ -217,7 +222,7 @@ class Scheduler:
             request.avoid = backend
             self._resume(request, event, trigger, now, actions)
         else:
-            self._books.end(request, state)
+            self._books.end(request, state, now)
         self._decider.decide(now, actions)
 
     def _on_cancelled(self, event: Cancelled, now: float, actions: list[Action]) -> None:
@@ -229,7 +234,7 @@ class Scheduler:
             self._books.dequeue(request, now)
         else:
             self._leave_early(request, now)
-        self._books.end(request, state)
+        self._books.end(request, state, now)
         self._decider.decide(now, actions)
 
     def _leave(self, request: Request, now: float) -> Backend:
@@ -301,6 +306,7 @@ class Scheduler:
             config=config,
             counters=self._counters,
             room=self._room,
+            agents=self._agents,
             first_token_s=fleet.first_token_s,
             step_s=fleet.step_s,
             free_ratio=fleet.free_ratio,

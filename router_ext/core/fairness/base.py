@@ -5,6 +5,7 @@ counters; a policy only keeps indexes over them, so replacing the policy loses n
 
     scheduler                              policy
     request arrives                   -->  refusal(request)       may turn it away
+    request will wait                 -->  arrived(request)       once, before it enters the line
     request enters, leaves the line   -->  queued, unqueued       only if it ``is_watching``
     tenant's queue became non-empty   -->  backlogged(tenant)     lift
     tenant's queue became empty       -->  idle(tenant)
@@ -25,6 +26,7 @@ from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
 from router_ext.core.actions import Reject
+from router_ext.core.agents import Agents
 from router_ext.core.config import PoolConfig
 from router_ext.core.fairness.counters import Counters
 from router_ext.core.queues import Tenant, TierQueue, WaitingRoom
@@ -58,12 +60,14 @@ class Surroundings:
         first_token_s: estimated seconds from dispatch to first token for a prompt of so many tokens.
         step_s: estimated seconds per token of a running request, at the present load.
         free_ratio: share of the usable backends' KV that nobody holds.
+        agents: tags of agents, which outlive the policy as counters do.
         most_free: tokens (input plus new) that fit on the backend with the most free KV.
     """
 
     config: PoolConfig
     counters: Counters
     room: WaitingRoom
+    agents: Agents
     first_token_s: Callable[[int], float]
     step_s: Callable[[], float]
     free_ratio: Callable[[], float]
@@ -95,6 +99,9 @@ class FairnessPolicy:
     def refusal(self, request: Request, now: float) -> Reject | None:
         """Why a request that has just arrived may not even wait."""
         return None
+
+    def arrived(self, request: Request, now: float) -> None:
+        """The request was not refused and is about to wait for the first time."""
 
     def adopt(self, tenant: Tenant) -> None:
         """The tenant was backlogged before this policy took over; its counter stays as it is."""
