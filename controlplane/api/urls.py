@@ -9,7 +9,7 @@ from rest_framework.routers import SimpleRouter
 from controlplane.accounts.api import TokenViewSet
 from controlplane.api.views import not_found
 from controlplane.audit.api import AuditViewSet
-from controlplane.fleet.api import BackendViewSet, PoolViewSet, RouterViewSet
+from controlplane.fleet.api import BackendViewSet, PoliciesView, PoolViewSet, RouterViewSet
 from controlplane.keys.api import KeyViewSet
 from controlplane.rollout.api import RevisionViewSet
 from controlplane.tenants.api import TenantViewSet
@@ -33,6 +33,7 @@ router.register("usage/quarantine", QuarantineViewSet, basename="quarantine")
 urlpatterns = [
     path("openapi.json", SpectacularJSONAPIView.as_view(), name="openapi"),
     path("docs", SpectacularSwaggerSplitView.as_view(url_name="openapi"), name="api-docs"),
+    path("policies", PoliciesView.as_view(), name="policies"),
     path("usage/report", UsageReportView.as_view(), name="usage-report"),
     path("", include(router.urls)),
     re_path(r"^.*$", not_found),

@@ -25,6 +25,7 @@ urlpatterns: list[URLPattern] = [
     path("tiers/<str:tier_id>/delete/", tiers.delete, name="tier_delete"),
     path("pools/", pools.index, name="pools"),
     path("pools/new/", pools.create, name="pool_new"),
+    path("pools/policies/", pools.policies, name="pool_policies"),
     path("pools/<str:pool_id>/", pools.detail, name="pool"),
     path("pools/<str:pool_id>/backends/new/", pools.add_backend, name="backend_new"),
     path("pools/<str:pool_id>/backends/<str:backend_id>/", pools.backend, name="backend"),

@@ -15,8 +15,8 @@ from controlplane.common.errors import Conflict, Invalid
 from controlplane.common.use_case import mark_config_changed, use_case
 from controlplane.common.validation import Checks, lock_version
 from controlplane.fleet.models import Backend, ModelName, Pool
-from controlplane.fleet.queries import SCHEDULING_KNOBS, aliases, find_pool
-from router_ext.core.config import ConfigError, build_pool
+from controlplane.fleet.queries import aliases, find_pool, policy_pages
+from router_ext.core.config import KNOBS, ConfigError
 
 RESERVED_WORDS = ("tgi", "dummy")
 """What clients send when they mean no model in particular; a pool may carry neither as its name nor as an alias."""
@@ -80,16 +80,19 @@ def _check_pool(pool: Pool, words: Sequence[str]) -> None:
     for field, word in [("name", pool.name), *(("aliases", w) for w in words)]:
         if word in RESERVED_WORDS:
             checks.add(field, f"{word!r} means the key's default pool and cannot name one")
-    unknown = sorted(set(pool.scheduling) - set(SCHEDULING_KNOBS))
+    policies = policy_pages()
+    if pool.policy not in policies:
+        checks.add("policy", f"unknown policy {pool.policy!r} (one of {', '.join(policies)})")
+    unknown = sorted(set(pool.scheduling) - set(KNOBS))
     if unknown:
-        checks.add("scheduling", f"unknown: {', '.join(unknown)} (known: {', '.join(SCHEDULING_KNOBS)})")
+        checks.add("scheduling", f"unknown: {', '.join(unknown)} (known: {', '.join(KNOBS)})")
+    pool.scheduling = {name: value for name, value in pool.scheduling.items() if value is not None}
+    for name in pool.scheduling.keys() & KNOBS.keys():
+        try:
+            KNOBS[name].check(pool.scheduling[name], f"pool {pool.name!r}")
+        except ConfigError as error:
+            checks.add(f"scheduling.{name}", str(error))
     checks.done()
-    try:
-        build_pool(
-            pool={**pool.scheduling, "name": pool.name, "policy": pool.policy}, backends=[], tiers=[], tenants=[]
-        )
-    except ConfigError as error:
-        raise Invalid({"policy" if "policy" in str(error) else "scheduling": str(error)}) from error
 
 
 def _set_words(pool: Pool, words: Sequence[str]) -> None:
@@ -119,7 +122,7 @@ def create_pool(
 
     Args:
         name: what a request's ``model`` says. aliases: further words for it.
-        scheduling: knobs of ``SCHEDULING_KNOBS`` that differ from their defaults.
+        scheduling: knobs (``core.config.KNOBS``) by name, where they differ from their defaults.
     """
     pool = Pool(name=name, policy=policy, scheduling=dict(scheduling or {}), tokenizer_path=tokenizer_path.strip())
     words = [w.strip() for w in aliases]

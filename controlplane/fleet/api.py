@@ -8,17 +8,45 @@ from drf_spectacular.utils import extend_schema, extend_schema_field, extend_sch
 from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.response import Response
+from rest_framework.views import APIView
 
+from controlplane.common.actor import Actor, Scope
 from controlplane.common.rest import IDEMPOTENCY_KEY, IF_MATCH, PROBLEMS, StrictSerializer, UseCaseViewSet
 from controlplane.fleet import actions, queries, routers
 from controlplane.fleet.models import Backend, Pool, Router, RouterStatus
+from router_ext.core.config import KNOBS, Knob
+
+
+def _field(knob: Knob) -> serializers.Field[Any, Any, Any, Any]:
+    """A knob as the property of a schema. The use case checks the range itself; here it is said."""
+    text = f"{knob.help} Default {knob.default}; {knob.range_text}."
+    limits: dict[str, Any] = {"required": False, "allow_null": True, "help_text": text}
+    match knob.kind:
+        case "boolean":
+            return serializers.BooleanField(**limits)
+        case "choice":
+            return serializers.ChoiceField(choices=list(knob.choices), **limits)
+        case "integer":
+            return serializers.IntegerField(min_value=int(knob.low), max_value=int(knob.high), **limits)
+        case _:
+            return serializers.FloatField(min_value=knob.low, max_value=knob.high, **limits)
+
+
+class SchedulingSerializer(StrictSerializer):
+    """The knobs that are set; the others have their defaults. A whole object replaces the one before."""
+
+    def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
+        return {name: _field(knob) for name, knob in KNOBS.items()}
+
+    def to_representation(self, instance: Any) -> dict[str, Any]:
+        return dict(instance)
 
 
 class PoolChangesSerializer(StrictSerializer):
     name = serializers.CharField(max_length=200, required=False)
     aliases = serializers.ListField(child=serializers.CharField(max_length=200), max_length=100, required=False)
-    policy = serializers.CharField(max_length=40, required=False, help_text="One of the policies routers know")
-    scheduling = serializers.DictField(child=serializers.FloatField(), required=False)
+    policy = serializers.ChoiceField(choices=list(queries.policy_pages()), required=False, help_text="See `policies`")
+    scheduling = SchedulingSerializer(required=False)
     tokenizer_path = serializers.CharField(max_length=1_000, required=False, allow_blank=True)
 
 
@@ -28,7 +56,7 @@ class NewPoolSerializer(PoolChangesSerializer):
 
 class PoolSerializer(serializers.ModelSerializer[Pool]):
     aliases = serializers.SerializerMethodField()
-    scheduling = serializers.DictField(child=serializers.FloatField())
+    scheduling = SchedulingSerializer()
     predictor = serializers.SerializerMethodField()
 
     class Meta:
@@ -90,6 +118,48 @@ class PoolViewSet(UseCaseViewSet):
     def destroy(self, request: Any, pk: str) -> Response:
         actions.delete_pool(actor=self.actor, pool_id=pk, expected_version=self.expected_version())
         return Response(status=204)
+
+
+class KnobSerializer(serializers.Serializer[Knob]):
+    """Numbers carry ``low`` and ``high``, words ``choices``. ``policies``: those that read it, empty for all."""
+
+    name = serializers.CharField()
+    kind = serializers.ChoiceField(choices=["number", "integer", "boolean", "choice"])
+    default = serializers.JSONField()
+    low = serializers.FloatField()
+    high = serializers.FloatField()
+    choices: Any = serializers.ListField(child=serializers.CharField())
+    range = serializers.CharField(source="range_text")
+    section = serializers.CharField()
+    label: Any = serializers.CharField()
+    help = serializers.CharField()
+    policies = serializers.ListField(child=serializers.CharField())
+
+
+class PolicySerializer(serializers.Serializer[Any]):
+    """``document``: the policy's page in the repository."""
+
+    name = serializers.CharField()
+    summary = serializers.CharField()
+    text = serializers.CharField()
+    is_bounded = serializers.BooleanField(help_text="Whether the fairness bound holds under it")
+    document = serializers.CharField()
+
+
+class PoliciesSerializer(serializers.Serializer[Any]):
+    policies = PolicySerializer(many=True)
+    knobs = KnobSerializer(many=True)
+
+
+class PoliciesView(APIView):
+    """The policies a pool may choose, and the knobs of ``scheduling``."""
+
+    @extend_schema(operation_id="policies", responses={200: PoliciesSerializer, **PROBLEMS})
+    def get(self, request: Any) -> Response:
+        actor: Actor = request.actor
+        actor.require(Scope.READ)
+        body = {"policies": list(queries.policy_pages().values()), "knobs": list(KNOBS.values())}
+        return Response(PoliciesSerializer(body).data)
 
 
 class BackendChangesSerializer(StrictSerializer):

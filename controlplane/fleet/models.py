@@ -23,7 +23,7 @@ def _router_id() -> str:
 class Pool(Record):
     """The servers of one model; fairness is kept per pool.
 
-    ``scheduling``: knobs of ``core.config.PoolConfig`` that differ from their defaults, policy apart.
+    ``scheduling``: knobs (``core.config.KNOBS``) by name, where the operator has set them.
     ``predictor_*``: the active predictor artifact, all empty for the built-in fallback.
     """
 

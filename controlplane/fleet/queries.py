@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from datetime import timedelta
 
 import msgspec
@@ -14,7 +13,7 @@ from controlplane.common.clock import utc_now
 from controlplane.common.valkey import UNAVAILABLE, valkey
 from controlplane.fleet.models import Backend, ModelName, Pool, Router, RouterStatus
 from router_ext.core import config as pool_config
-from router_ext.core.config import PoolConfig
+from router_ext.core.config import PolicyPage
 from router_ext.wire.controlplane import ArtifactRecord, BackendRecord, Heartbeat, PoolRecord
 
 logger = structlog.get_logger(__name__)
@@ -23,15 +22,10 @@ HEARTBEAT_KEY = "fairlane:heartbeat:"
 LIVE_WITHIN = timedelta(seconds=30)
 """Three times as long as the summary row may lag behind the heartbeats."""
 
-SCHEDULING_KNOBS = tuple(
-    f.name for f in dataclasses.fields(PoolConfig) if f.name not in ("name", "policy", "tiers", "tenants", "backends")
-)
-"""What ``Pool.scheduling`` may contain: the fields of ``core.config.PoolConfig`` that are not rows of their own."""
 
-
-def policy_names() -> tuple[str, ...]:
-    """Policies a pool may choose."""
-    return pool_config.policy_names()
+def policy_pages() -> dict[str, PolicyPage]:
+    """Policies a pool may choose, by name, and what each says of itself."""
+    return pool_config.policy_pages()
 
 
 def pools(*, actor: Actor) -> QuerySet[Pool]:

@@ -1,17 +1,26 @@
 """Frozen, validated configuration of one pool, and the builder that control plane and router share.
 
 ``build_pool`` takes plain mappings (the builtins of the wire records), so that the same validation runs where a
-revision is built and where it is applied.
+revision is built and where it is applied. A number, word or switch of a pool is one line of ``PoolConfig``
+(``core.knobs``); forms, REST and documentation follow from it.
 """
 
 from __future__ import annotations
 
-import math
+import inspect
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from router_ext.core import knobs
 from router_ext.core.ids import BackendId, TenantId, TierName
+from router_ext.core.knobs import SECTIONS, ConfigError, Knob, knob, knobs_of
+
+__all__ = [
+    "KNOBS", "SECTIONS", "BackendConfig", "ConfigError", "Knob", "PolicyPage", "PoolConfig", "TenantConfig",
+    "TierConfig", "build_backend", "build_pool", "build_tenant", "build_tier", "policy_names", "policy_pages",
+]  # fmt: skip
 
 
 def policy_names() -> tuple[str, ...]:
@@ -22,8 +31,41 @@ def policy_names() -> tuple[str, ...]:
     return tuple(POLICIES)
 
 
-class ConfigError(ValueError):
-    """A value outside its range; the message names field, value and accepted range."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyPage:
+    """What a policy says of itself.
+
+    Attributes:
+        summary: one sentence. text: rule, guarantee, cost, failure mode and source.
+        is_bounded: whether ``core.bounds`` holds under it. document: its page in the repository.
+    """
+
+    name: str
+    summary: str
+    text: str
+    is_bounded: bool
+
+    @property
+    def document(self) -> str:
+        return f"docs/policies/{self.name}.md"
+
+
+def policy_pages() -> dict[str, PolicyPage]:
+    """The policies a pool may choose, by name, as the docstrings of their modules describe them.
+
+    The first line of such a docstring is ````name````, a colon, and the summary; sentences up to the first blank line.
+    """
+    from router_ext.core.fairness import POLICIES
+
+    pages = {}
+    for name in policy_names():
+        policy = POLICIES[name]
+        text = inspect.cleandoc(sys.modules[policy.__module__].__doc__ or policy.__doc__ or name)
+        head, _, rest = text.partition("\n\n")
+        summary = " ".join(head.split()).removeprefix(f"``{name}``:").strip()
+        summary = summary[:1].upper() + summary[1:]
+        pages[name] = PolicyPage(name=name, summary=summary, text=rest.strip(), is_bounded=policy.is_bounded)
+    return pages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,66 +108,87 @@ class BackendConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolConfig:
-    """Everything the scheduler of one pool needs to know.
-
-    Attributes:
-        burst_ratio: urgency pass as a share of U' (``design``: default 1/4).
-        backfill_ratio: pass for using another backend or backfilling behind the pick, share of U'.
-        gamma: weight of predicted in-flight work in the decision key; 0 switches it off.
-        headroom_ratio: least share of the KV that non-urgent work leaves free while a tier with a target is active.
-        max_queued: bound of the whole pool's queue.
-        backend_wait_s: how long queued requests wait for a backend when none is up.
-        max_slice_tokens: upper limit of every slice. TGI reserves at most 1,024 new tokens, so more buys nothing;
-            a smaller limit makes every sliceable request yield after that many tokens.
-        min_slice_tokens: no slice is shrunk below this to squeeze a request in: a slice costs its prompt again.
-        aging_s, aging_ratio: inside one tenant, requests of a lower tier that waited longer than ``aging_s`` get
-            this share of the tenant's admissions, oldest first, so that no tier of its own can starve another.
-    """
+    """Everything the scheduler of one pool needs to know; every knob says itself what it does."""
 
     name: str
     policy: str = "slo-fair"
     tiers: Mapping[TierName, TierConfig] = field(default_factory=dict)
     tenants: Mapping[TenantId, TenantConfig] = field(default_factory=dict)
     backends: Mapping[BackendId, BackendConfig] = field(default_factory=dict)
-    w_prompt: float = 1.0
-    w_output: float = 2.0
-    burst_ratio: float = 0.25
-    backfill_ratio: float = 0.05
-    gamma: float = 0.0
-    headroom_ratio: float = 0.01
-    max_queued: int = 20_000
-    backend_wait_s: float = 30.0
-    max_slice_tokens: int = 1_024
-    min_slice_tokens: int = 64
-    aging_s: float = 30.0
-    aging_ratio: float = 0.1
+    w_prompt: float = knob(
+        1.0, low=0, high=1_000, section=knobs.PRICES, label="Price of a prompt token",
+        help="Service charged per prompt token.",
+    )  # fmt: skip
+    w_output: float = knob(
+        2.0, low=0.001, high=1_000, section=knobs.PRICES, label="Price of an output token",
+        help="Service charged per output token. Only the ratio of the two prices decides anything.",
+    )  # fmt: skip
+    burst_ratio: float = knob(
+        0.25, low=0, high=10, section=knobs.FAIRNESS, policies=("slo-fair",), label="Urgency pass",
+        help="How far above the least served tenant a tenant may be and still have its requests with a first-token "
+        "target go first, as a share of U'. Larger: better latency in bursts, a larger bound. 0: never ahead.",
+    )  # fmt: skip
+    backfill_ratio: float = knob(
+        0.05, low=0, high=10, section=knobs.FAIRNESS, policies=("slo-fair",), label="Backfill pass",
+        help="The same for other work that starts on another backend, or behind a request in turn that does not fit "
+        "yet. 0: nothing starts while the request in turn waits.",
+    )  # fmt: skip
+    gamma: float = knob(
+        0.0, low=0, high=1, section=knobs.FAIRNESS, policies=("slo-fair",), label="Weight of work in flight",
+        help="How much of the output still expected from running requests counts in whose turn it is. Helps tenants "
+        "that come in bursts where lengths are predicted well; enlarges the bound of heavy tenants. 0: off.",
+    )  # fmt: skip
+    headroom_ratio: float = knob(
+        0.01, low=0, high=0.9, section=knobs.LATENCY, policies=("slo-fair",), label="Headroom",
+        help="Least share of a backend's KV that other work leaves free while a tier with a first-token target is "
+        "active. One typical urgent reservation is left in any case.",
+    )  # fmt: skip
+    max_queued: int = knob(
+        20_000, low=1, high=10_000_000, section=knobs.QUEUES, label="Longest queue",
+        help="Requests that may wait in the pool; more are refused with 429.",
+    )  # fmt: skip
+    backend_wait_s: float = knob(
+        30.0, low=0, high=3_600, section=knobs.QUEUES, label="Wait for a backend",
+        help="Seconds that requests wait for a backend when none is up, or none that holds them.",
+    )  # fmt: skip
+    max_slice_tokens: int = knob(
+        1_024, low=1, high=1_024, section=knobs.SLICES, label="Longest slice",
+        help="Output tokens asked for at once. TGI reserves at most 1,024, so more buys nothing; fewer make every "
+        "request that can be resumed yield after so many tokens, at the price of its prompt.",
+    )  # fmt: skip
+    min_slice_tokens: int = knob(
+        64, low=1, high=1_024, section=knobs.SLICES, label="Shortest slice",
+        help="No slice is shrunk below this to squeeze a request in: a slice costs its prompt again.",
+    )  # fmt: skip
+    aging_s: float = knob(
+        30.0, low=0, high=86_400, section=knobs.LATENCY, label="Age of promotion",
+        help="Inside one tenant, requests of a lower tier that have waited so many seconds get the share below of "
+        "its admissions, oldest first, so that no tier of its own starves another.",
+    )  # fmt: skip
+    aging_ratio: float = knob(
+        0.1, low=0, high=0.5, section=knobs.LATENCY, label="Share of the aged",
+        help="That share of a tenant's admissions. 0: no promotion.",
+    )  # fmt: skip
 
 
-def _number(
-    mapping: Mapping[str, Any], key: str, default: float, low: float, high: float, where: str, *, low_open: bool = False
-) -> float:
-    value = mapping.get(key, default)
-    if value is None:
-        value = default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ConfigError(f"{where}: {key} must be a number, not {value!r}")
-    if value < low or value > high or (low_open and value == low):
-        bracket = "above" if low_open else "from"
-        raise ConfigError(f"{where}: {key} {value!r} is out of range ({bracket} {low:g} to {high:g})")
-    return float(value)
+KNOBS: Mapping[str, Knob] = knobs_of(PoolConfig)
+"""What an operator may set of a pool, policy and rows of their own apart, by name of the field."""
+
+
+def _number(mapping: Mapping[str, Any], key: str, default: float, low: float, high: float, where: str) -> float:
+    value = mapping.get(key)
+    return knobs.number(key, default if value is None else value, low, high, where)
 
 
 def _integer(mapping: Mapping[str, Any], key: str, default: int, low: int, high: int, where: str) -> int:
-    value = _number(mapping, key, default, low, high, where)
-    if value != int(value):
-        raise ConfigError(f"{where}: {key} must be a whole number, not {value!r}")
-    return int(value)
+    value = mapping.get(key)
+    return int(knobs.number(key, default if value is None else value, low, high, where, is_whole=True))
 
 
 def _optional(mapping: Mapping[str, Any], key: str, low: float, high: float, where: str) -> float | None:
     if mapping.get(key) is None:
         return None
-    return _number(mapping, key, 0, low, high, where, low_open=True)
+    return knobs.number(key, mapping[key], low, high, where, is_low_open=True)
 
 
 def build_tier(mapping: Mapping[str, Any]) -> TierConfig:
@@ -192,22 +255,12 @@ def build_pool(
     policy = str(pool.get("policy") or "slo-fair")
     if policy not in policy_names():
         raise ConfigError(f"{where}: unknown policy {policy!r} (one of {', '.join(policy_names())})")
+    values: dict[str, Any] = {name: stated.check(pool.get(name), where) for name, stated in KNOBS.items()}
     return PoolConfig(
         name=name,
         policy=policy,
         tiers={t.name: t for t in map(build_tier, tiers)},
         tenants={t.tenant: t for t in map(build_tenant, tenants)},
         backends={b.backend: b for b in map(build_backend, backends)},
-        w_prompt=_number(pool, "w_prompt", 1.0, 0, 1_000, where),
-        w_output=_number(pool, "w_output", 2.0, 0.001, 1_000, where),
-        burst_ratio=_number(pool, "burst_ratio", 0.25, 0, 10, where),
-        backfill_ratio=_number(pool, "backfill_ratio", 0.05, 0, 10, where),
-        gamma=_number(pool, "gamma", 0.0, 0, 1, where),
-        headroom_ratio=_number(pool, "headroom_ratio", 0.01, 0, 0.9, where),
-        max_queued=_integer(pool, "max_queued", 20_000, 1, 10_000_000, where),
-        backend_wait_s=_number(pool, "backend_wait_s", 30.0, 0, 3_600, where),
-        max_slice_tokens=_integer(pool, "max_slice_tokens", 1_024, 1, 1_024, where),
-        min_slice_tokens=_integer(pool, "min_slice_tokens", 64, 1, 1_024, where),
-        aging_s=_number(pool, "aging_s", 30.0, 0, 86_400, where),
-        aging_ratio=_number(pool, "aging_ratio", 0.1, 0, 0.5, where),
+        **values,
     )

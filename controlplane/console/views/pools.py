@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from django import forms
@@ -10,42 +11,106 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
+from controlplane.common.actor import Scope
 from controlplane.common.validation import get_or_not_found
 from controlplane.console.frame import VersionedForm, act, actor_of, apply, signed_in
 from controlplane.fleet import actions, queries
 from controlplane.fleet.models import Backend, Pool
+from router_ext.core.config import KNOBS, SECTIONS, Knob
+
+
+def _policy_choices() -> list[tuple[str, str]]:
+    return [(name, f"{name}: {page.summary}") for name, page in queries.policy_pages().items()]
+
+
+def _knob_field(knob: Knob) -> forms.Field:
+    """An empty field means the default, so that a pool follows it when it changes."""
+    text = f"{knob.help} {knob.range_text[:1].upper()}{knob.range_text[1:]}; empty: {knob.default}."
+    if knob.policies:
+        text += f" Read by {', '.join(knob.policies)} only."
+    stated: dict[str, Any] = {"required": False, "label": knob.label, "help_text": text}
+    match knob.kind:
+        case "boolean":
+            return forms.TypedChoiceField(
+                choices=[("", "default"), ("true", "yes"), ("false", "no")],
+                coerce=lambda word: word == "true",
+                empty_value=None,
+                **stated,
+            )
+        case "choice":
+            return forms.ChoiceField(choices=[("", "default"), *((word, word) for word in knob.choices)], **stated)
+        case "integer":
+            return forms.IntegerField(widget=_number_input(knob, "1"), **stated)
+        case _:
+            return forms.FloatField(widget=_number_input(knob, "any"), **stated)
+
+
+def _number_input(knob: Knob, step: str) -> forms.NumberInput:
+    attributes = {"step": step, "min": f"{knob.low:g}", "max": f"{knob.high:g}", "placeholder": f"{knob.default:g}"}
+    return forms.NumberInput(attrs=attributes)
+
+
+@dataclass(frozen=True, slots=True)
+class KnobSection:
+    """Some fields of a form under one heading; ``is_open``: something in it is set, or wrong."""
+
+    title: str
+    fields: list[forms.BoundField]
+    is_open: bool
 
 
 class PoolForm(VersionedForm):
+    """Name, words and policy of a pool, then its knobs as fields ``scheduling.<name>``."""
+
     name = forms.CharField(max_length=200, help_text="The model's name, as requests say it.")
     aliases = forms.CharField(required=False, help_text="Other names for it, separated by commas.")
-    policy = forms.ChoiceField(
-        choices=[(p, p) for p in queries.policy_names()],
-        initial="slo-fair",
-        help_text="Whose turn it is when the hardware is full. slo-fair: weighted shares with first-token targets. "
-        "fifo: one queue by arrival, as TGI does it.",
-    )
     tokenizer_path = forms.CharField(
         required=False,
         help_text="A tokenizer.json on the routers' machines; without it every prompt costs a round trip.",
     )
-    scheduling = forms.JSONField(
-        required=False,
-        label="Scheduling knobs",
-        help_text=f"JSON object of what differs from the defaults: {', '.join(queries.SCHEDULING_KNOBS)}.",
-        widget=forms.Textarea(attrs={"rows": 4, "class": "mono"}),
+    policy = forms.ChoiceField(
+        choices=_policy_choices,
+        initial="slo-fair",
+        widget=forms.RadioSelect,
+        help_text="Whose turn it is when the hardware is full. Queues and counters survive a change.",
     )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for name, knob in KNOBS.items():
+            self.fields[f"scheduling.{name}"] = _knob_field(knob)
+
+    def plain_fields(self) -> list[forms.BoundField]:
+        """The fields that are no knobs."""
+        return [field for field in self.visible_fields() if not field.name.startswith("scheduling.")]
+
+    def sections(self) -> list[KnobSection]:
+        """The knobs under their headings."""
+        found = []
+        for title in SECTIONS:
+            fields = [self[f"scheduling.{name}"] for name, knob in KNOBS.items() if knob.section == title]
+            is_open = any(field.errors or field.value() not in (None, "") for field in fields)
+            if fields:
+                found.append(KnobSection(title, fields, is_open))
+        return found
 
     def values(self) -> dict[str, Any]:
         values = super().values()
         values["aliases"] = [word.strip() for word in values["aliases"].split(",") if word.strip()]
+        stated = {name: values.pop(f"scheduling.{name}") for name in KNOBS}
+        values["scheduling"] = {name: value for name, value in stated.items() if value not in (None, "")}
         return values
 
-    def clean_scheduling(self) -> dict[str, Any]:
-        value: Any = self.cleaned_data["scheduling"] or {}
-        if not isinstance(value, dict):
-            raise forms.ValidationError('must be a JSON object, such as {"max_slice_tokens": 128}')
-        return value
+
+def _shown(pool: Pool) -> dict[str, Any]:
+    """A pool as the form's initial values."""
+    fields = actions.pool_fields(pool)
+    knobs = {f"scheduling.{name}": _word(value) for name, value in fields.pop("scheduling").items()}
+    return {**fields, **knobs, "aliases": ", ".join(fields["aliases"]), "version": pool.version}
+
+
+def _word(value: Any) -> Any:
+    return str(value).lower() if isinstance(value, bool) else value
 
 
 class BackendForm(VersionedForm):
@@ -98,8 +163,15 @@ def create(request: HttpRequest) -> HttpResponseBase:
 
     if request.method == "POST" and form.is_valid() and apply(request, form, change):
         return redirect("console:pool", made[0].id)
-    context = {"form": form, "heading": "New pool", "submit": "Create pool", "back": reverse("console:pools")}
-    return render(request, "console/form.html", context)
+    return render(request, "console/pool_new.html", {"form": form})
+
+
+@require_safe
+@signed_in
+def policies(request: HttpRequest) -> HttpResponseBase:
+    """What each policy does, promises and costs, in its own words."""
+    actor_of(request).require(Scope.READ)
+    return render(request, "console/policies.html", {"policies": queries.policy_pages().values()})
 
 
 @require_http_methods(["GET", "POST"])
@@ -107,9 +179,7 @@ def create(request: HttpRequest) -> HttpResponseBase:
 def detail(request: HttpRequest, pool_id: str) -> HttpResponseBase:
     """Policy and knobs of a pool, and its backends."""
     pool = _pool(request, pool_id)
-    initial = actions.pool_fields(pool)
-    initial = {**initial, "aliases": ", ".join(initial["aliases"]), "version": pool.version}
-    form = PoolForm(request.POST or None, initial=initial)
+    form = PoolForm(request.POST or None, initial=_shown(pool))
 
     def change() -> str:
         actions.update_pool(

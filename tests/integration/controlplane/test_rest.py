@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import openapi_spec_validator
 import pytest
 from django.db import connection
@@ -20,8 +21,11 @@ from controlplane.common.clock import utc_now
 from controlplane.fleet.routers import create_router
 from controlplane.keys.models import ApiKey
 from controlplane.rollout.models import Revision
+from controlplane.rollout.queries import current_body
 from controlplane.tenants.models import Tenant
 from controlplane.training.actions import start_job
+from router_ext.core.config import KNOBS, policy_names
+from router_ext.wire.controlplane import ConfigSnapshot
 from tests.support.control_plane import (
     ApiClient,
     api_client,
@@ -374,3 +378,45 @@ def test_an_answer_with_a_secret_is_stored_nowhere(api: ApiClient) -> None:
     answer = api.send("POST", "/tokens", {"name": "once", "scopes": ["admin.read"]})
     assert answer.json()["token"].startswith("flt_")
     assert answer.headers["cache-control"] == "no-store"
+
+
+def test_the_policies_and_knobs_of_a_pool_are_listed_and_their_ranges_are_in_the_schema(
+    api: ApiClient, viewer: User
+) -> None:
+    said = api_client(viewer).send("GET", "/policies").json()
+    assert [policy["name"] for policy in said["policies"]] == list(policy_names())
+    assert all(policy["summary"] for policy in said["policies"])
+    knob = next(each for each in said["knobs"] if each["name"] == "burst_ratio")
+    assert (knob["kind"], knob["default"], knob["low"], knob["high"]) == ("number", 0.25, 0.0, 10.0)
+    schema = api.send("GET", "/openapi.json").json()["components"]["schemas"]["Scheduling"]["properties"]
+    assert set(schema) == set(KNOBS)
+    assert (schema["gamma"]["minimum"], schema["gamma"]["maximum"]) == (0.0, 1.0)
+
+
+def test_a_policy_and_knobs_chosen_by_rest_are_published(api: ApiClient, system: Actor) -> None:
+    pool = make_pool(system)
+    body = {"policy": "fifo", "scheduling": {"burst_ratio": 0.5, "max_queued": 7, "gamma": None}}
+    shown = api.send("PATCH", f"/pools/{pool.id}", body).json()
+    assert (shown["policy"], shown["scheduling"]) == ("fifo", {"burst_ratio": 0.5, "max_queued": 7})
+    published = msgspec.json.decode(current_body()[2], type=ConfigSnapshot)
+    record = next(p for p in published.pools if p.pool == pool.id)
+    assert record.scheduling == {"policy": "fifo", "burst_ratio": 0.5, "max_queued": 7}
+    assert api.send("PATCH", f"/pools/{pool.id}", {"scheduling": {}}).json()["scheduling"] == {}
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"policy": "lottery"}, "policy"),
+        ({"scheduling": {"gamma": 7}}, "scheduling.gamma"),
+        ({"scheduling": {"max_queued": 1.5}}, "scheduling.max_queued"),
+        ({"scheduling": {"bursts": 1}}, "scheduling.bursts"),
+        ({"scheduling": 3}, "scheduling"),
+    ],
+)
+def test_a_knob_no_scheduler_takes_is_refused_by_name(
+    body: dict[str, Any], field: str, api: ApiClient, system: Actor
+) -> None:
+    answer = api.send("PATCH", f"/pools/{make_pool(system).id}", body)
+    assert answer.status_code == 422
+    assert field in answer.json()["errors"]

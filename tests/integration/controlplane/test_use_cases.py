@@ -228,7 +228,7 @@ def test_a_pool_renamed_answers_to_its_new_words_alone(system: Actor) -> None:
     [
         ({"policy": "first-past-the-post"}, "policy"),
         ({"scheduling": {"bursts": 1}}, "scheduling"),
-        ({"scheduling": {"gamma": 7}}, "scheduling"),
+        ({"scheduling": {"gamma": 7}}, "scheduling.gamma"),
         ({"scheduling": {"tenants": {}}}, "scheduling"),
     ],
 )

@@ -12,9 +12,11 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
+from django.utils.html import escape
 
 from controlplane.accounts import actions as account_actions
 from controlplane.accounts.models import OperatorToken, Role, User
+from controlplane.audit.models import AuditEntry
 from controlplane.common.actor import system_actor
 from controlplane.common.clock import utc_now
 from controlplane.console import charts
@@ -28,6 +30,7 @@ from controlplane.tenants.models import Tenant
 from controlplane.tiers import actions as tier_actions
 from controlplane.tiers.models import Tier
 from controlplane.training.actions import cancel_job, start_job
+from router_ext.core.config import KNOBS, policy_pages
 
 pytestmark = pytest.mark.django_db
 
@@ -93,8 +96,8 @@ def test_the_address_after_sign_in_stays_on_this_host() -> None:
     assert Client().post(reverse("console:sign_in"), form).headers["location"] == "/"
 
 
-PAGES = ("live", "live_fragment", "tenants", "tenant_new", "tiers", "tier_new", "pools", "pool_new", "usage",
-         "usage_csv", "usage_quarantine", "jobs", "jobs_fragment", "audit", "tokens")  # fmt: skip
+PAGES = ("live", "live_fragment", "tenants", "tenant_new", "tiers", "tier_new", "pools", "pool_new", "pool_policies",
+         "usage", "usage_csv", "usage_quarantine", "jobs", "jobs_fragment", "audit", "tokens")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -164,7 +167,7 @@ def test_a_change_is_in_the_audit_log_with_its_author(operator: Client, platform
 
 def test_the_policy_of_a_pool_is_chosen_on_its_page(operator: Client, platform: None) -> None:
     pool = Pool.objects.get()
-    form = {"name": "tiny-model", "aliases": "tiny, small", "policy": "fifo", "tokenizer_path": "", "scheduling": ""}
+    form = {"name": "tiny-model", "aliases": "tiny, small", "policy": "fifo", "tokenizer_path": ""}
     assert operator.post(reverse("console:pool", args=[pool.id]), form).status_code == 302
     pool.refresh_from_db()
     assert pool.policy == "fifo"
@@ -325,13 +328,48 @@ def test_a_filter_with_nul_finds_nothing_it_should_not(name: str, operator: Clie
         assert operator.get(f"{reverse(f'console:{name}')}?{parameter}=%00").status_code == 200
 
 
-@pytest.mark.parametrize("text", ["[1]", "5", '"x"', "true"])
-def test_knobs_that_are_no_object_are_refused_with_an_example(text: str, operator: Client, platform: None) -> None:
-    form = {"name": "tiny-model", "aliases": "", "policy": "fifo", "tokenizer_path": "", "scheduling": text}
+def test_knobs_are_set_by_field_shown_again_and_emptied(operator: Client, platform: None) -> None:
+    pool = Pool.objects.get()
+    page = reverse("console:pool", args=[pool.id])
+    form = {"name": "tiny-model", "policy": "slo-fair", "scheduling.burst_ratio": "0.5", "scheduling.max_queued": "9"}
+    assert operator.post(page, form).status_code == 302
+    pool.refresh_from_db()
+    assert pool.scheduling == {"burst_ratio": 0.5, "max_queued": 9}
+    shown = operator.get(page).content.decode()
+    assert re.search(r'name="scheduling.burst_ratio" value="0.5"', shown)
+    assert KNOBS["burst_ratio"].label in shown
+    operator.post(page, {**form, "scheduling.burst_ratio": ""})
+    pool.refresh_from_db()
+    assert pool.scheduling == {"max_queued": 9}
+    entry = AuditEntry.objects.filter(action="pool.updated").latest("id")
+    assert entry.after["scheduling"] == {"max_queued": 9}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("scheduling.gamma", "7", "gamma 7.0 is out of range (from 0 to 1)"),
+        ("scheduling.w_output", "0", "w_output 0.0 is out of range (from 0.001"),
+        ("scheduling.max_queued", "1.5", "Enter a whole number."),
+    ],
+)
+def test_a_knob_out_of_range_is_named_beside_its_field(
+    field: str, value: str, message: str, operator: Client, platform: None
+) -> None:
+    form = {"name": "other-model", "policy": "fifo", field: value}
     for address in (reverse("console:pool_new"), reverse("console:pool", args=[Pool.objects.get().id])):
         answer = operator.post(address, form)
         assert answer.status_code == 200
-        assert "must be a JSON object" in answer.content.decode()
+        assert message in answer.content.decode()
+    assert Pool.objects.get().scheduling == {}
+
+
+def test_the_page_of_policies_says_of_each_what_its_module_says(operator: Client) -> None:
+    page = operator.get(reverse("console:pool_policies")).content.decode()
+    for name, policy in policy_pages().items():
+        assert f'id="policy-{name}"' in page
+        assert escape(policy.summary) in page
+        assert policy.document in page
 
 
 def test_an_unknown_address_is_a_page_for_people_and_a_problem_for_programs(operator: Client) -> None:
