@@ -42,7 +42,7 @@ from router_ext.core.events import (
     Stepped,
     TimerFired,
 )
-from router_ext.core.fairness.base import Surroundings
+from router_ext.core.fairness.base import FairnessPolicy, Surroundings
 from router_ext.core.fairness.counters import Counters
 from router_ext.core.fairness.switch import build_policy
 from router_ext.core.fleet import Fleet
@@ -75,6 +75,7 @@ class Scheduler:
         self._tiers = tiers = Tiers(config.tiers)
         self._fleet = fleet = Fleet()
         self._agents = Agents(fleet.kv_rate)
+        self._policy: FairnessPolicy | None = None
         self._books = books = Books(
             cost=self._cost, room=room, tenants=tenants, tiers=tiers, fleet=fleet, agents=self._agents
         )
@@ -312,7 +313,8 @@ class Scheduler:
             free_ratio=fleet.free_ratio,
             most_free=fleet.most_free,
         )
-        policy = build_policy(around, tenants=self._tenants.by_id.values(), tiers=self._tiers)
+        policy = build_policy(around, tenants=self._tenants.by_id.values(), tiers=self._tiers, before=self._policy)
+        self._policy = policy
         self._books.adopt(config, policy)
         self._decider.adopt(config, policy)
 

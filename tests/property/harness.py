@@ -214,6 +214,8 @@ class Run:
     laws: frozenset[str] = ALL_LAWS
     rename: Callable[[str], str] = str
     log: list[tuple[Any, ...]] = field(default_factory=list)
+    fields: Callable[[Job], dict[str, Any]] = lambda job: {}
+    """Further fields of a job's ``RequestSpec``, or others in place of the usual ones."""
 
     def __post_init__(self) -> None:
         s = self.scenario
@@ -298,15 +300,18 @@ class Run:
         tenant = self.rename(tenant)
         name = f"req_{order}"
         job = self.jobs[name] = Job(name, tenant, tier, order, prompt, cap, length, preferred, prompt)
+        usual: dict[str, Any] = {
+            "key": KeyId("key_1"),
+            "slice_tokens": preferred,
+            "predicted_output_tokens": self.rng.randint(1, 2 * cap),
+        }
         spec = RequestSpec(
             request_id=RequestId(name),
             tenant=TenantId(tenant),
-            key=KeyId("key_1"),
             tier=TierName(tier),
             prompt_tokens=prompt,
             max_new_tokens=cap,
-            slice_tokens=preferred,
-            predicted_output_tokens=self.rng.randint(1, 2 * cap),
+            **{**usual, **self.fields(job)},
         )
         was_idle = not self.oracle.queues[tenant] and not self.is_stuck(job)
         before = self.counters() if was_idle else {}

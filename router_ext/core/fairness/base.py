@@ -15,7 +15,8 @@ counters; a policy only keeps indexes over them, so replacing the policy loses n
     service was delivered             -->  charge(request, service)
     its slice is over                 -->  stopped(request)       then queued again, or
     it is over                        -->  ended(request)
-    policy takes over                 -->  adopt(tenant)          for each one that is backlogged already
+    policy takes over                 -->  inherit(before)        if ``before`` is of the same kind, then
+                                           adopt(tenant)          for each one that is backlogged already
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from router_ext.core.actions import Reject
 from router_ext.core.agents import Agents
@@ -95,6 +96,9 @@ class FairnessPolicy:
         self._counters = around.counters
         # Counters are charged under every policy, so that the next one finds them right.
         self.charge: Callable[[Request, float], None] = around.counters.charge
+
+    def inherit(self, before: Any) -> None:
+        """Take over what ``before`` (of the same class) knows beyond counters: only the configuration has changed."""
 
     def refusal(self, request: Request, now: float) -> Reject | None:
         """Why a request that has just arrived may not even wait."""

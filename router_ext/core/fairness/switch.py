@@ -14,9 +14,17 @@ from router_ext.core.queues import Tenant
 from router_ext.core.tiers import Tiers
 
 
-def build_policy(around: Surroundings, *, tenants: Iterable[Tenant], tiers: Tiers) -> FairnessPolicy:
-    """The policy the configuration names, with everybody who waits in its indexes."""
+def build_policy(
+    around: Surroundings, *, tenants: Iterable[Tenant], tiers: Tiers, before: FairnessPolicy | None
+) -> FairnessPolicy:
+    """The policy the configuration names, with everybody who waits in its indexes.
+
+    ``before``: the policy it takes over from. One of the same kind hands on what it knows beyond the counters, so that
+    a change of some number in the configuration makes nobody start anew.
+    """
     policy = POLICIES[around.config.policy](around)
+    if type(before) is type(policy):
+        policy.inherit(before)
     for tenant in tenants:
         _apply_tiers(tenant, tiers)
         if tenant.is_backlogged:
