@@ -63,7 +63,7 @@ class Books:
     def _explain(self, call: Call, outcome: str, now: float) -> list[str]:
         """Why a request waited or ended badly; nothing for the many that did neither, to keep the books narrow."""
         waited_s = (now if call.dispatched_s is None else call.dispatched_s) - call.validated_s
-        if outcome == "completed" and waited_s < EXPLAINED_S and len(call.backends) < 2:
+        if outcome == "completed" and waited_s < EXPLAINED_S and len(call.backends) < 2 and not call.preemptions:
             return []
         waits = self._scheduler.explain(RequestId(call.slot.start.event))
         return [*waits, *call.explanation][:MAX_EXPLANATION]

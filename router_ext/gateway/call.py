@@ -28,6 +28,7 @@ from router_ext.sync.inflight import (
     IS_BACKEND_COUNT,
     KV_TOKEN_US,
     OUTPUT_TOKENS,
+    PREEMPTIONS,
     PROMPT_TOKENS,
     RECOMPUTED_TOKENS,
     RESUMED_PREFILL_TOKENS,
@@ -91,6 +92,7 @@ class Call:
         "last_token_s",
         "output_tokens",
         "predicted_tokens",
+        "preemptions",
         "prompt_tokens",
         "recomputed_tokens",
         "request",
@@ -142,6 +144,7 @@ class Call:
         self.recomputed_tokens = 0
         self.resumed_prompt_tokens = 0
         self.segments = 0
+        self.preemptions = 0
         self.backends: list[str] = []
         self.explanation: list[str] = []
         self.finish_reason: str | None = None
@@ -170,15 +173,17 @@ class Call:
 
     # --- progress ---------------------------------------------------------------------------------------------------
 
-    def dispatched(self, backend: str, *, resumed_prompt_tokens: int, reason: str) -> None:
-        """A slice goes to a backend."""
+    def dispatched(self, backend: str, *, resumed_prompt_tokens: int, is_after_preemption: bool, reason: str) -> None:
+        """A slice goes to a backend. What a continuation sends again is nobody's doing, after a cut it is the cut's."""
         words = self._words
         if self.dispatched_s is None:
             self.dispatched_s = self._engine.loop.time()
             words[FIRST_DISPATCH_US] = _now_us()
         self.segments += 1
         words[SEGMENTS] = self.segments
-        if resumed_prompt_tokens:
+        if resumed_prompt_tokens and is_after_preemption:
+            self.recomputed(resumed_prompt_tokens)
+        elif resumed_prompt_tokens:
             self.resumed_prompt_tokens += resumed_prompt_tokens
             words[RESUMED_PREFILL_TOKENS] = self.resumed_prompt_tokens
         if backend not in self.backends:
@@ -196,9 +201,16 @@ class Call:
         self._words[OUTPUT_TOKENS] = self.output_tokens
 
     def recomputed(self, count: int) -> None:
-        """``count`` generated tokens were dropped."""
+        """``count`` generated tokens were dropped, or ``count`` tokens are processed again after a preemption."""
         self.recomputed_tokens += count
         self._words[RECOMPUTED_TOKENS] = self.recomputed_tokens
+
+    def preempted(self, reason: str) -> None:
+        """A running slice was cut for others."""
+        self.preemptions += 1
+        self._words[PREEMPTIONS] = self.preemptions
+        if reason and len(self.explanation) < MAX_EXPLANATION:
+            self.explanation.append(reason)
 
     def held(self, kv_tokens: int, seconds: float) -> None:
         """A slice has held ``kv_tokens`` of KV for ``seconds``."""

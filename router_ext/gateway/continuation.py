@@ -249,6 +249,14 @@ class Continuation:
         return self._input_tokens
 
     @property
+    def is_interruptible(self) -> bool:
+        """RUNNING, and ``interrupt`` would leave something to go on with that a backend takes."""
+        if self.phase is not Phase.RUNNING or self.kept_tokens + self._n >= self._max_new_tokens:
+            return False
+        # The text of what was kept may tokenise to a token or two more than were sampled.
+        return self._input_tokens is None or self._input_tokens + self._n + self._hold_back <= self._max_input_tokens
+
+    @property
     def is_sliceable(self) -> bool:
         """Every later slice fits ``max_input_tokens``; otherwise the scheduler should treat the request as whole."""
         return (self.prompt_tokens or 0) + self._max_new_tokens - 1 <= self._max_input_tokens

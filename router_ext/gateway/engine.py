@@ -5,8 +5,9 @@ of the scheduler is carried out here. All of it runs on the event loop's thread:
 it, unless that happens further up the stack; so the scheduler is never entered twice and sees events in order.
 
     Call, Generation --report--> inbox --> Scheduler.handle --> Dispatch --> Generation.dispatch --> backend stream
-    BackendPool ----------------^                          '--> Reject, Expire --> Generation.refused, .expired
-    timer ----------------------^                          '--> SetTimer
+    BackendPool ----------------^                          |--> Preempt --> Generation.preempt
+    timer ----------------------^                          |--> Reject, Expire --> Generation.refused, .expired
+                                                           '--> SetTimer
 
 Tokens are counted per loop turn: one ``Progressed`` per request and turn, and always before its request's next event.
 """
@@ -21,7 +22,7 @@ from typing import Any, Protocol
 
 from router_ext.backends.base import Backend
 from router_ext.backends.pool import BackendPool, State
-from router_ext.core.actions import Action, Dispatch, Expire, Reject, RejectCode, SetTimer
+from router_ext.core.actions import Action, Dispatch, Expire, Preempt, Reject, RejectCode, SetTimer
 from router_ext.core.config import PoolConfig
 from router_ext.core.events import (
     Arrived,
@@ -67,6 +68,7 @@ class Scheduled(Protocol):
     step: Step
 
     def dispatch(self, action: Dispatch, member: Member) -> None: ...
+    def preempt(self, reason: str) -> None: ...
     def undispatched(self) -> None: ...
     def expired(self, error: FairlaneError) -> None: ...
     def refused(self, error: FairlaneError) -> None: ...
@@ -268,6 +270,8 @@ class PoolEngine:
             elif state != "queued" and generation.step is Step.QUEUED:
                 # Dispatched, in an action that was never carried out.
                 generation.undispatched()
+            elif state == "preempting" and generation.step is Step.RUNNING:
+                generation.preempt("")
         for request_id in believed.keys() - self._generations.keys():
             self.post(Cancelled(request_id=RequestId(request_id)))
         self.post(TimerFired())
@@ -354,6 +358,8 @@ class PoolEngine:
                 generation.undispatched()
                 return
             generation.dispatch(action, member)
+        elif isinstance(action, Preempt):
+            generation.preempt(action.reason)
         elif isinstance(action, Reject):
             self.forget(generation)
             generation.refused(self._error_of(action))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from router_ext.backends.base import Headers
 from router_ext.core.actions import Dispatch
-from router_ext.core.events import Finished, PromptMeasured, RequestSpec, SliceEnded
+from router_ext.core.events import Finished, Preempted, PromptMeasured, RequestSpec, SliceEnded
 from router_ext.errors import FairlaneError, UpstreamFailed
 from router_ext.gateway.call import Call
 from router_ext.gateway.continuation import Continuation, Phase
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class TextGeneration(UpstreamGeneration):
     """A generation that may be cut and continued anywhere."""
 
-    __slots__ = ("_error_body", "_error_status", "_feed", "_index", "flow")
+    __slots__ = ("_error_body", "_error_status", "_feed", "_index", "_is_preempted", "flow")
 
     def __init__(self, engine: PoolEngine, call: Call, *, spec: RequestSpec, flow: Continuation, index: int) -> None:
         super().__init__(engine, call, spec=spec)
@@ -37,6 +37,7 @@ class TextGeneration(UpstreamGeneration):
         self._feed = SseParser().feed
         self._error_status = 0
         self._error_body = b""
+        self._is_preempted = False
 
     @property
     def next_prompt_tokens(self) -> int:
@@ -53,7 +54,29 @@ class TextGeneration(UpstreamGeneration):
         self._error_status = 0
         self._error_body = b""
         inputs = flow.next_prompt_tokens
-        return Opening("/generate_stream", body, inputs + action.slice_tokens - 1, inputs if flow.segments > 1 else 0)
+        is_preempted, self._is_preempted = self._is_preempted, False
+        return Opening(
+            "/generate_stream",
+            body,
+            kv_tokens=inputs + action.slice_tokens - 1,
+            resumed_prompt_tokens=inputs if flow.segments > 1 else 0,
+            is_after_preemption=is_preempted,
+        )
+
+    def preempt(self, reason: str) -> None:
+        flow = self.flow
+        if self.step is not Step.RUNNING or not flow.is_interruptible:
+            return
+        # Tokens behind the last one shown wait for the cut, as at the end of a slice.
+        flow.interrupt()
+        self._close()
+        self._is_preempted = True
+        self.call.preempted(reason)
+        if flow.phase is Phase.READY:
+            self._recomputed()
+            self.requeue(None)
+        else:
+            self._engine.spawn_cut(self, failure=None)
 
     # --- from the backend -------------------------------------------------------------------------------------------
 
@@ -152,8 +175,7 @@ class TextGeneration(UpstreamGeneration):
     def cut_made(self, events: Sequence[StreamEvent], failure: FairlaneError | None) -> None:
         """The cut is chosen and applied: show what it set free, and go back to the queue or end."""
         flow, engine = self.flow, self._engine
-        if flow.dropped_at_cut:
-            self.call.recomputed(flow.dropped_at_cut)
+        self._recomputed()
         if flow.phase is Phase.DONE:
             self._done(events)
             return
@@ -168,18 +190,25 @@ class TextGeneration(UpstreamGeneration):
             engine.name, "approximate" if flow.resume_class is ResumeClass.APPROXIMATE else "exact"
         ).inc()
 
+    def _recomputed(self) -> None:
+        """Book the tokens that the last cut has dropped."""
+        if self.flow.dropped_at_cut:
+            self.call.recomputed(self.flow.dropped_at_cut)
+
     def requeue(self, failure: FairlaneError | None) -> None:
-        """Wait for another slice; after a failure as a retry."""
+        """Wait for another slice: after a failure as a retry, after a preemption as one who yielded."""
+        flow = self.flow
         if failure is not None:
-            self._report_failed(dropped_tokens=self.flow.dropped_at_cut)
+            self._report_failed(dropped_tokens=flow.dropped_at_cut)
             return
         self.step = Step.QUEUED
+        kind = Preempted if self._is_preempted else SliceEnded
         self._engine.report(
             self,
-            SliceEnded(
+            kind(
                 request_id=self.request_id,
-                dropped_tokens=self.flow.dropped_at_cut,
-                next_prompt_tokens=self.next_prompt_tokens,
+                dropped_tokens=flow.dropped_at_cut,
+                next_prompt_tokens=flow.next_prompt_tokens,
             ),
         )
 
@@ -190,8 +219,7 @@ class TextGeneration(UpstreamGeneration):
         if flow.phase is not Phase.READY:
             self._engine.spawn_cut(self, failure=error)
             return True
-        if flow.dropped_at_cut:
-            self.call.recomputed(flow.dropped_at_cut)
+        self._recomputed()
         if flow.remaining_tokens <= 0:
             return False
         self.requeue(error)

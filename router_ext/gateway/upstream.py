@@ -1,7 +1,9 @@
 """What every request of the scheduler does with its backend, whatever its answer looks like.
 
-    QUEUED --dispatch--> RUNNING --slice end, broken stream--> CUTTING --SliceEnded, Failed(retryable)--> QUEUED
+    QUEUED --dispatch--> RUNNING --slice end, broken stream, preempt--> CUTTING --report--> QUEUED
                             '--complete, refused for good--> ENDED           (client gone, error: ENDED from anywhere)
+
+The report is ``SliceEnded``, ``Failed`` (to be tried again) or ``Preempted``.
 
 ``slices.TextGeneration`` runs slice after slice, ``relay.WholeGeneration`` goes in one piece (it has no CUTTING). Both
 say what to send, read the answer, and know whether they can go on after a failure; the rest is here.
@@ -43,12 +45,16 @@ class Step(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What a dispatch sends: ``body`` to ``path``. ``resumed_prompt_tokens``: 0 for the first slice."""
+    """What a dispatch sends: ``body`` to ``path``.
+
+    ``resumed_prompt_tokens``: 0 for the first slice. ``is_after_preemption``: they are sent again because of one.
+    """
 
     path: str
     body: bytes
     kv_tokens: int
     resumed_prompt_tokens: int = 0
+    is_after_preemption: bool = False
 
 
 class UpstreamGeneration:
@@ -117,10 +123,21 @@ class UpstreamGeneration:
         self.step = Step.RUNNING
         self._started_s = self._engine.loop.time()
         self._kv_tokens = opening.kv_tokens
-        self.call.dispatched(member.backend, resumed_prompt_tokens=opening.resumed_prompt_tokens, reason=action.reason)
+        self.call.dispatched(
+            member.backend,
+            resumed_prompt_tokens=opening.resumed_prompt_tokens,
+            is_after_preemption=opening.is_after_preemption,
+            reason=action.reason,
+        )
         self._handle = member.client.open_stream(opening.path, opening.body, self)
         if self.call.client.is_paused:
             self._handle.pause_reading()
+
+    def preempt(self, reason: str) -> None:
+        """Give the backend back in this turn, if the answer can go on later; otherwise it runs to its end.
+
+        Nothing to do either when its end, or a failure, has come first: what becomes of it is being reported.
+        """
 
     def cancel(self) -> None:
         step, self.step = self.step, Step.ENDED

@@ -29,7 +29,7 @@ OUTPUT_TOKENS = 2
 """Tokens handed to the client's connection so far (EOS included); stored before their bytes are written."""
 PROMPT_TOKENS = 3
 RECOMPUTED_TOKENS = 4
-"""Tokens generated and dropped so far."""
+"""Tokens generated and dropped, or processed again after a preemption, so far."""
 FIRST_DISPATCH_US = 5
 """Instant of the first dispatch; once it (or a counter) is set, a kill leaves an ``aborted`` event."""
 FIRST_TOKEN_US = 6

@@ -120,8 +120,8 @@ class Peer:
 
 
 @contextlib.asynccontextmanager
-async def running(tmp_path: Path) -> AsyncIterator[World]:
-    made = World()
+async def running(tmp_path: Path, world: World | None = None) -> AsyncIterator[World]:
+    made = world or World()
     path = tmp_path / "snapshot.json"
     write_snapshot(path, made.setup.snapshot())
     settings = RouterSettings(
