@@ -1,0 +1,460 @@
+"""One TGI server in virtual time: FIFO queue, whole reservations, iterations, prefix cache.
+
+Rules, as TGI v3 applies them:
+
+- The queue is a strict FIFO, looked at once per iteration; the head that does not fit stops it. A request reserves
+  ``input + min(new, 1024) - 1`` tokens when it is admitted and keeps them until it leaves.
+- An iteration processes at most ``prefill_budget`` tokens, decoders included. With chunking the last prompt admitted
+  takes what is left of the budget and goes on in the next iteration; without, a prefill has an iteration for itself.
+- Every decoder gets one token per iteration, a prompt that became complete its first.
+- A closed stream is noticed at the end of the running iteration, or of the whole prefill if its prompt was still being
+  processed; queued, it vanishes when it reaches the head.
+- Only prompts are cached, least recently used first to go, in KV that nobody has reserved.
+- A request for more than 1,024 new tokens runs in pieces; each goes to the tail of the queue with all it has written.
+
+Cost: O(requests that enter or leave) per iteration, not O(running): requests that decode share one clock, a heap holds
+at which tick each ends, and the context length of all is a running sum.
+
+Differences to ``router_ext.tgi_model.Batcher``, which moves every request separately: an iteration here is one forward
+(the batcher's loop runs a decode after every prefill before it admits again), and blocks are single tokens.
+
+Source: TGI v3 ``queue.rs``, ``backend.rs``, ``block_allocator.rs``, ``radix.rs``.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict, deque
+from typing import TYPE_CHECKING
+
+from router_ext.core.events import Stepped
+from router_ext.sim.models import ServerModel
+from router_ext.tgi_model import MAX_PIECE_TOKENS, reserved_tokens
+
+if TYPE_CHECKING:
+    from router_ext.sim.jobs import Job
+
+
+class Stream:
+    """One request as the server sees it, from opening to end.
+
+    Attributes:
+        input_tokens: prompt of the present piece. length: tokens it will write in all before it stops by itself.
+        new_tokens: the limit the client gave. written: tokens of pieces that are over; before: those of pieces before
+            the one that decodes or decoded last.
+        was_sliced, was_preempted: it goes on where a slice ended, or where the router cut it.
+        token: what the router is told of each of its tokens.
+        order: arrival at this server. left, chunk: prompt tokens still to compute, and those of this iteration.
+        piece, reserved: new tokens and KV tokens of the present piece. end_tick: tick at whose end it is over.
+        base: tick at whose end the first token of the piece came; first_iteration: number of that iteration.
+        left_iteration: number of the iteration at whose end it left the batch last.
+        is_cut: its client has closed it. is_closed: the server has been told.
+    """
+
+    __slots__ = (
+        "base",
+        "before",
+        "chunk",
+        "end_tick",
+        "first_iteration",
+        "input_tokens",
+        "is_closed",
+        "is_cut",
+        "is_decoding",
+        "is_running",
+        "job",
+        "left",
+        "left_iteration",
+        "length",
+        "new_tokens",
+        "order",
+        "piece",
+        "reserved",
+        "token",
+        "was_preempted",
+        "was_sliced",
+        "written",
+    )
+
+    def __init__(
+        self,
+        job: Job,
+        *,
+        input_tokens: int,
+        length: int,
+        new_tokens: int,
+        was_sliced: bool = False,
+        was_preempted: bool = False,
+    ) -> None:
+        self.job = job
+        self.token = (job.request_id, 1)
+        self.input_tokens = input_tokens
+        self.length = length
+        self.new_tokens = new_tokens
+        self.was_sliced = was_sliced
+        self.was_preempted = was_preempted
+        self.written = 0
+        self.order = 0
+        self.piece = 0
+        self.reserved = 0
+        self.left = 0
+        self.chunk = 0
+        self.base = 0
+        self.before = 0
+        self.first_iteration = 0
+        self.end_tick = 0
+        self.is_running = False
+        self.is_decoding = False
+        self.left_iteration = 0
+        self.is_cut = False
+        self.is_closed = False
+
+    def shown(self, tick: int, iteration: int) -> int:
+        """Tokens its client has seen, if the newest outcome it has is of that tick and iteration of the server."""
+        if not self.first_iteration or iteration < self.first_iteration:
+            return self.before
+        return self.before + min(tick, self.end_tick) - self.base + 1
+
+
+class Outcome:
+    """What the streams of a server show at the end of one iteration.
+
+    Attributes:
+        decoded: streams that got one more token, in batch order; shared between iterations while nobody comes or goes.
+        started: streams that got their first token. ended: streams that are over.
+        tick, iteration: the server's clocks, for counting what a stream has shown.
+    """
+
+    __slots__ = ("decoded", "ended", "iteration", "started", "tick")
+
+    def __init__(
+        self, decoded: Batch, started: list[Stream], ended: list[Stream], *, tick: int, iteration: int
+    ) -> None:
+        self.decoded = decoded
+        self.started = started
+        self.ended = ended
+        self.tick = tick
+        self.iteration = iteration
+
+
+class Batch:
+    """The streams that decode together. Immutable; made anew when one comes or goes.
+
+    Attributes:
+        stepped: one token for each, as the router's scheduler is told.
+        tally: (tenant, number of streams).
+    """
+
+    __slots__ = ("stepped", "streams", "tally")
+
+    def __init__(self, streams: tuple[Stream, ...]) -> None:
+        self.streams = streams
+        self.stepped = Stepped(tokens=tuple([stream.token for stream in streams]))
+        tally: dict[int, int] = {}
+        for stream in streams:
+            tenant = stream.job.tenant
+            tally[tenant] = tally.get(tenant, 0) + 1
+        self.tally = tuple(tally.items())
+
+
+_EMPTY = Batch(())
+
+
+class PrefixCache:
+    """Prompts that left, by request: how many of their first tokens are still there.
+
+    A prompt is found again only by a continuation of its own request: the suites' prompts share nothing else.
+    """
+
+    __slots__ = ("_kept", "tokens")
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, int] = OrderedDict()
+        self.tokens = 0
+
+    def take(self, name: str, input_tokens: int) -> int:
+        """Tokens of this prompt that need not be computed; they belong to its reservation from here on."""
+        kept = self._kept.pop(name, 0)
+        self.tokens -= kept
+        # A forward needs at least one token to compute.
+        return min(kept, input_tokens - 1)
+
+    def peek(self, name: str, input_tokens: int) -> int:
+        """As ``take``, without taking."""
+        return min(self._kept.get(name, 0), input_tokens - 1)
+
+    def put(self, name: str, input_tokens: int) -> None:
+        """A request left; its prompt stays as long as there is room."""
+        self.tokens += input_tokens - self._kept.pop(name, 0)
+        self._kept[name] = input_tokens
+
+    def shrink(self, room: int) -> None:
+        """Evict, least recently used first and from the end of a prompt, until no more than ``room`` is taken."""
+        kept = self._kept
+        while self.tokens > room:
+            name, tokens = next(iter(kept.items()))
+            excess = self.tokens - room
+            if tokens > excess:
+                kept[name] = tokens - excess
+                self.tokens = room
+                return
+            del kept[name]
+            self.tokens -= tokens
+
+
+class Server:
+    """See the module. The driver calls ``begin`` when nothing runs, and ``finish`` at the instant it returned.
+
+    Attributes:
+        reserved: KV tokens of the running requests. num_running: how many they are.
+        kv_seconds, running_seconds: integrals of both over time, up to ``integrated_s``.
+        num_recomputed: prompt tokens computed again because of a preemption. num_continued: at slice continuations.
+    """
+
+    def __init__(self, model: ServerModel) -> None:
+        self.model = model
+        self.usable = model.kv_tokens - 1
+        self.queue: deque[Stream] = deque()
+        self.cache = PrefixCache()
+        self.reserved = 0
+        self.num_running = 0
+        self.kv_seconds = 0.0
+        self.running_seconds = 0.0
+        self.integrated_s = 0.0
+        self.num_recomputed = 0
+        self.num_continued = 0
+        self.num_prefilled = 0
+        self.iteration = 0
+        self._tick = 0
+        self._order = 0
+        self._context = 0
+        self._decoding: dict[Stream, None] = {}
+        self._batch = _EMPTY
+        self._is_batch_stale = False
+        self._prefilling: list[Stream] = []
+        self._ends: list[tuple[int, int, Stream]] = []
+        self._closing: list[Stream] = []
+        self._is_decode_step = False
+        self._owes_decode = False
+        self._waiting_tokens = 1
+
+    # --- the client's side -----------------------------------------------------------------------------------------
+
+    def open(self, stream: Stream) -> None:
+        """A request has arrived."""
+        self._order += 1
+        stream.order = self._order
+        self._enqueue(stream)
+
+    def close(self, stream: Stream) -> None:
+        """The client's connection is gone; noticed as the module says."""
+        stream.is_closed = True
+        if stream.is_running:
+            self._closing.append(stream)
+
+    def _enqueue(self, stream: Stream) -> None:
+        stream.piece = min(stream.new_tokens - stream.written, MAX_PIECE_TOKENS)
+        stream.reserved = reserved_tokens(input_length=stream.input_tokens, new_tokens=stream.piece)
+        self.queue.append(stream)
+
+    # --- iterations ------------------------------------------------------------------------------------------------
+
+    def begin(self, now: float) -> float | None:
+        """Begin an iteration; the instant of its end, or None if there is nothing to do."""
+        model = self.model
+        if model.is_chunked:
+            prefill_tokens = self._admit_chunks(now)
+            num_decoding = len(self._decoding)
+        else:
+            prefill_tokens = self._admit_whole(now)
+            num_decoding = 0 if prefill_tokens else len(self._decoding)
+        if not num_decoding and not prefill_tokens:
+            return None
+        self._is_decode_step = num_decoding > 0
+        duration_ms = model.per_prefill_token_ms * prefill_tokens
+        if num_decoding:
+            duration_ms += (
+                model.decode_base_ms + model.per_sequence_ms * num_decoding + model.per_context_token_ms * self._context
+            )
+        else:
+            duration_ms += model.prefill_base_ms
+        self.num_prefilled += prefill_tokens
+        return now + duration_ms / 1_000.0
+
+    def finish(self, now: float) -> Outcome:
+        """End the iteration: who shows what, who leaves."""
+        self.iteration += 1
+        decoded = _EMPTY
+        ended: list[Stream] = []
+        if self._is_decode_step:
+            decoding = self._decoding
+            if self._is_batch_stale:
+                self._batch = Batch(tuple(decoding))
+                self._is_batch_stale = False
+            decoded = self._batch
+            self._tick = tick = self._tick + 1
+            self._context += len(decoding)
+            ends = self._ends
+            while ends and ends[0][0] <= tick:
+                stream = heapq.heappop(ends)[2]
+                if stream.is_decoding and stream.end_tick <= tick:
+                    self._end_piece(stream, now, ended)
+        started: list[Stream] = []
+        if self._prefilling:
+            started = self._complete_prompts(now, ended)
+        if self._closing:
+            self._drop_closed(now)
+        return Outcome(decoded, started, ended, tick=self._tick, iteration=self.iteration)
+
+    def _complete_prompts(self, now: float, ended: list[Stream]) -> list[Stream]:
+        started: list[Stream] = []
+        unfinished: list[Stream] = []
+        for stream in self._prefilling:
+            stream.left -= stream.chunk
+            if stream.left:
+                unfinished.append(stream)
+                continue
+            started.append(stream)
+            stream.base = self._tick
+            stream.before = stream.written
+            stream.first_iteration = self.iteration
+            stream.is_decoding = True
+            self._decoding[stream] = None
+            self._is_batch_stale = True
+            self._context += stream.input_tokens + 1
+            produces = min(stream.piece, stream.length - stream.written)
+            stream.end_tick = self._tick + produces - 1
+            if produces == 1:
+                self._end_piece(stream, now, ended)
+            else:
+                heapq.heappush(self._ends, (stream.end_tick, stream.order, stream))
+        self._prefilling = unfinished
+        return started
+
+    def _end_piece(self, stream: Stream, now: float, ended: list[Stream]) -> None:
+        """The piece has all its tokens: the request is over, or goes to the tail for its next one."""
+        produced = self._tick - stream.base + 1
+        self._leave(stream, now)
+        stream.written += produced
+        if stream.written < min(stream.length, stream.new_tokens):
+            stream.input_tokens += produced
+            self._enqueue(stream)
+        else:
+            ended.append(stream)
+
+    def _drop_closed(self, now: float) -> None:
+        still: list[Stream] = []
+        for stream in self._closing:
+            if stream.is_decoding:
+                self._leave(stream, now)
+            elif stream.is_running:
+                still.append(stream)
+        self._closing = still
+
+    def _leave(self, stream: Stream, now: float) -> None:
+        self._integrate(now)
+        stream.is_running = stream.is_decoding = False
+        stream.left_iteration = self.iteration
+        del self._decoding[stream]
+        self._is_batch_stale = True
+        self._context -= stream.input_tokens + self._tick - stream.base + 1
+        self.reserved -= stream.reserved
+        self.num_running -= 1
+        self.cache.put(stream.job.request_id, stream.input_tokens)
+        self.cache.shrink(self.usable - self.reserved)
+        if not self.num_running:
+            self._owes_decode = False
+            self._waiting_tokens = 1
+
+    # --- admission -------------------------------------------------------------------------------------------------
+
+    def _admit_chunks(self, now: float) -> int:
+        """Give the unfinished prompt its chunk, then take newcomers while budget and KV last. Prompt tokens in all."""
+        budget = self.model.prefill_budget_tokens - len(self._decoding)
+        total = 0
+        for stream in self._prefilling:
+            # A budget eaten up by decoders must not stall the prompt for ever.
+            stream.chunk = max(1, min(stream.left, budget))
+            budget -= stream.chunk
+            total += stream.chunk
+        queue = self.queue
+        while queue and budget > 0:
+            stream = queue[0]
+            if stream.is_closed:
+                queue.popleft()
+                continue
+            if stream.reserved > self.usable - self.reserved:
+                break
+            queue.popleft()
+            self._start(stream, now)
+            stream.chunk = min(stream.left, budget)
+            budget -= stream.chunk
+            total += stream.chunk
+        return total
+
+    def _admit_whole(self, now: float) -> int:
+        """Newcomers of a prefill of their own, without chunking; 0 if a decode is due or too few would come."""
+        model = self.model
+        min_size = 0
+        if self.num_running:
+            if self._owes_decode:
+                self._owes_decode = False
+                self._waiting_tokens += 1
+                return 0
+            if self._waiting_tokens < model.max_waiting_tokens:
+                min_size = int(self.num_running * model.waiting_served_ratio)
+        queue = self.queue
+        while queue and queue[0].is_closed:
+            queue.popleft()
+        budget = model.prefill_budget_tokens
+        free = self.usable - self.reserved
+        taken: list[Stream] = []
+        if len(queue) >= min_size:
+            for stream in queue:
+                if stream.is_closed:
+                    continue
+                chunk = stream.input_tokens - self.cache.peek(stream.job.request_id, stream.input_tokens)
+                if stream.reserved > free or chunk > budget:
+                    break
+                free -= stream.reserved
+                budget -= chunk
+                taken.append(stream)
+        if not taken or len(taken) < min_size:
+            self._waiting_tokens += self.num_running > 0
+            return 0
+        while taken[-1].is_running is False and queue:
+            stream = queue.popleft()
+            if not stream.is_closed:
+                self._start(stream, now)
+        total = 0
+        for stream in taken:
+            stream.chunk = stream.left
+            total += stream.chunk
+        self._waiting_tokens = 1
+        self._owes_decode = self.num_running > len(taken)
+        return total
+
+    def _start(self, stream: Stream, now: float) -> None:
+        self._integrate(now)
+        cached = self.cache.take(stream.job.request_id, stream.input_tokens)
+        stream.left = stream.input_tokens - cached
+        stream.is_running = True
+        self.num_running += 1
+        self.reserved += stream.reserved
+        self.cache.shrink(self.usable - self.reserved)
+        self._prefilling.append(stream)
+        if stream.written or stream.was_sliced:
+            self.num_continued += stream.left
+        elif stream.was_preempted:
+            self.num_recomputed += stream.left
+
+    def _integrate(self, now: float) -> None:
+        elapsed = now - self.integrated_s
+        if elapsed > 0.0:
+            self.kv_seconds += elapsed * self.reserved
+            self.running_seconds += elapsed * self.num_running
+            self.integrated_s = now
+
+    def settle(self, now: float) -> None:
+        """Bring the integrals up to ``now``."""
+        self._integrate(now)
