@@ -41,7 +41,7 @@ _REASONS = {
     Standing.URGENT_PICK: "in turn and urgent: its tenant has received the least service for its weight",
     Standing.PICK: "in turn: its tenant has received the least service for its weight",
     Standing.BACKFILL: "behind the request in turn, which waits: takes only what that one leaves",
-    Standing.HEAD: "in turn: first in the queue",
+    Standing.HEAD: "in turn: first in the order of the policy",
 }
 
 
@@ -99,6 +99,7 @@ class Books:
         self._fleet = fleet
         self._agents = agents
         self._ended: OrderedDict[RequestId, Request] = OrderedDict()
+        self._is_gamma = False
         self._next_seq = 1
         self._next_ticket = 1
         self._num_taken = 0
@@ -106,7 +107,11 @@ class Books:
     def adopt(self, config: PoolConfig, policy: FairnessPolicy) -> None:
         """Keep the books by another configuration and policy."""
         self._config = config
-        self._is_gamma = bool(config.gamma)
+        is_gamma = policy.gamma(config) > 0.0
+        if is_gamma is not self._is_gamma:
+            self._is_gamma = is_gamma
+            for request in self.requests.values():
+                _update_expected(request, is_counted=is_gamma)
         self._is_watching = policy.is_watching
         self._aging_ratio = config.aging_ratio
         self.policy = policy
@@ -345,10 +350,10 @@ def _sample_step(request: Request, now: float) -> None:
     request.sampled_output = request.slice_output
 
 
-def _update_expected(request: Request) -> None:
+def _update_expected(request: Request, *, is_counted: bool = True) -> None:
     """Keep the tenant's predicted tokens in flight, which the decision key may use."""
     expected = 0
-    if request.state.is_running:
+    if is_counted and request.state.is_running:
         rest = request.predicted_output_tokens - request.output_tokens
         expected = max(0, min(rest, request.slice_tokens - request.slice_output))
     request.tenant.expected_rest += expected - request.expected_rest

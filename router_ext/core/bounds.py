@@ -1,7 +1,7 @@
 """How far apart two tenants can get: the fairness bound of a configuration, in service units.
 
     U'   = w_output * (M + 1) + max(0, w_prompt - w_output) * L
-    pass = ratio * U' / weight
+    pass = ratio * U' / weight          ratio: FairnessPolicy.pass_ratio
     counter bound of f      c_f - min c          <= U'/w_f + pass_f          (over backlogged tenants)
     pair bound of f and g   |W_f/w_f - W_g/w_g|  <= U'(1/w_f + 1/w_g) + pass_f + pass_g
 
@@ -10,8 +10,8 @@ The reason: a request is admitted only while its tenant's counter is at most ``p
 tenant can be charged after that admission is at most one full pool. One token more than ``M``, because the last
 token a request produces never takes KV (TGI reserves ``input + new - 1``).
 
-With ``gamma > 0`` the pick may be ahead of the floor by what its rivals have in flight, and the first term becomes
-``max(U'/w_f, gamma * U'/w_g)``.
+With ``FairnessPolicy.gamma > 0`` the pick may be ahead of the floor by what its rivals have in flight, and the first
+term becomes ``max(U'/w_f, gamma * U'/w_g)``.
 
 Source: Sheng et al. (OSDI 2024), lemma 4.3 and theorem 4.4, with the constant corrected for w_prompt > w_output.
 """
@@ -19,7 +19,7 @@ Source: Sheng et al. (OSDI 2024), lemma 4.3 and theorem 4.4, with the constant c
 from __future__ import annotations
 
 from router_ext.core.config import PoolConfig, TenantConfig
-from router_ext.core.fairness import POLICIES
+from router_ext.core.fairness import policy_class
 from router_ext.core.kv import usable_blocks
 
 
@@ -45,28 +45,22 @@ def peak_service(config: PoolConfig) -> float:
     return config.w_output * (tokens + 1) + excess * longest_prompt(config)
 
 
-def urgency_ratio(config: PoolConfig) -> float:
-    """Share of ``U'`` by which urgent work may go ahead; 0 if no tier has a target."""
-    has_target = any(tier.ttft_target_s is not None for tier in config.tiers.values())
-    return config.burst_ratio if has_target else 0.0
-
-
 def pass_service(config: PoolConfig) -> float:
     """Largest pass of any kind, in service units (divide by the tenant's weight)."""
-    if not POLICIES[config.policy].is_bounded:
-        return 0.0
-    return max(urgency_ratio(config), config.backfill_ratio) * peak_service(config)
+    return policy_class(config.policy).pass_ratio(config) * peak_service(config)
 
 
 def counter_bound(config: PoolConfig, tenant: TenantConfig) -> float | None:
     """Largest ``c_f - min c`` of a backlogged tenant, in service per weight. None: the policy promises nothing."""
-    if not POLICIES[config.policy].is_bounded:
+    policy = policy_class(config.policy)
+    if not policy.is_bounded:
         return None
     peak = peak_service(config)
     first = peak / tenant.weight
-    if config.gamma > 0.0:
+    gamma = policy.gamma(config)
+    if gamma > 0.0:
         lightest = min((t.weight for t in config.tenants.values()), default=tenant.weight)
-        first = max(first, config.gamma * peak / lightest)
+        first = max(first, gamma * peak / lightest)
     return first + pass_service(config) / tenant.weight
 
 
@@ -79,10 +73,11 @@ def pair_bound(config: PoolConfig, first: TenantConfig, second: TenantConfig) ->
 def bound_service(config: PoolConfig) -> float | None:
     """The one number shown for a pool: largest ``(c_f - min c) * w_f``, in service units.
 
-    With ``gamma > 0`` the bound differs by tenant; this is the largest.
+    With ``gamma > 0`` it differs by tenant; this is the largest.
     """
-    if not POLICIES[config.policy].is_bounded:
+    policy = policy_class(config.policy)
+    if not policy.is_bounded:
         return None
-    if config.gamma > 0.0 and config.tenants:
+    if policy.gamma(config) > 0.0 and config.tenants:
         return max((counter_bound(config, t) or 0.0) * t.weight for t in config.tenants.values())
     return peak_service(config) + pass_service(config)

@@ -133,6 +133,11 @@ class PoolConfig:
         help="The same for other work that starts on another backend, or behind a request in turn that does not fit "
         "yet. 0: nothing starts while the request in turn waits.",
     )  # fmt: skip
+    quantum_ratio: float = knob(
+        0.025, low=0.001, high=10, section=knobs.POLICY, policies=("drr",), label="Quantum",
+        help="Service that one round grants the heaviest tenant, as a share of U'; the others get theirs by weight. "
+        "Smaller: closer to vtc. Larger: longer clumps, a larger bound.",
+    )  # fmt: skip
     gamma: float = knob(
         0.0, low=0, high=1, section=knobs.FAIRNESS, policies=("slo-fair",), label="Weight of work in flight",
         help="How much of the output still expected from running requests counts in whose turn it is. Helps tenants "

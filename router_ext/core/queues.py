@@ -13,6 +13,7 @@ import heapq
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterator
+from typing import Any
 
 from router_ext.core.config import TenantConfig, TierConfig
 from router_ext.core.ids import RequestId, TenantId, TierName
@@ -100,12 +101,14 @@ class Tenant:
         since: number of the current backlogged period, 0 while idle. Unique, so it tells periods apart and breaks
             ties in favour of whoever has waited longest.
         urgency_pass, backfill_pass: how far above the floor the counter may be for going ahead of the pick.
+        account: what the policy in force keeps of the tenant beyond its counter; nobody else reads it.
         aging_credit: admissions owed to aged requests of lower tiers.
         calls_per_agent, num_agents: mean number of calls of its last agents, and of how many (``core.agents``).
         num_queued, num_parked: all that wait, and those of them that are parked.
     """
 
     __slots__ = (
+        "account",
         "aging_credit",
         "backfill_pass",
         "by_rank",
@@ -135,6 +138,7 @@ class Tenant:
         self.max_queued = config.max_queued
         self.is_configured = is_configured
         self.counter = 0.0
+        self.account: Any = None
         self.since = 0
         self.queues: dict[TierName, TierQueue] = {}
         self.by_rank: list[TierQueue] = []

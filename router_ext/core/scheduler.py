@@ -23,7 +23,7 @@ from router_ext.core.actions import Action, SetTimer
 from router_ext.core.admission import Backend
 from router_ext.core.agents import Agents
 from router_ext.core.books import Books
-from router_ext.core.bounds import bound_service, pass_service
+from router_ext.core.bounds import bound_service, pass_service, peak_service
 from router_ext.core.config import PoolConfig
 from router_ext.core.cost import LinearCost
 from router_ext.core.decision import Decider
@@ -308,6 +308,7 @@ class Scheduler:
             counters=self._counters,
             room=self._room,
             agents=self._agents,
+            peak_service=peak_service(config),
             first_token_s=fleet.first_token_s,
             step_s=fleet.step_s,
             free_ratio=fleet.free_ratio,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from router_ext.core.bounds import peak_service, urgency_ratio
+from router_ext.core.bounds import peak_service
 from router_ext.core.config import PoolConfig, TenantConfig
 from router_ext.core.fairness.counters import Counters
+from router_ext.core.fairness.slo_fair import urgency_ratio
 from router_ext.core.ids import TenantId
 from router_ext.core.queues import Tenant
 

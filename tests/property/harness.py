@@ -9,7 +9,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from router_ext.core.actions import Action, Dispatch, Expire, Reject, SetTimer
@@ -74,10 +74,9 @@ class Scenario:
     backend_wait_s: float = 30.0
 
     def config(self, rename: Callable[[str], str] = str) -> PoolConfig:
-        return build_pool(
+        config = build_pool(
             pool={
                 "name": "p",
-                "policy": self.policy,
                 "w_prompt": self.w_prompt,
                 "w_output": self.w_output,
                 "burst_ratio": self.burst,
@@ -102,6 +101,7 @@ class Scenario:
             tiers=self.tiers,
             tenants=[{"tenant": rename(name), "weight": weight} for name, weight in self.weights.items()],
         )
+        return replace(config, policy=self.policy)
 
 
 def scenario(
@@ -213,6 +213,8 @@ class Run:
     scenario: Scenario
     laws: frozenset[str] = ALL_LAWS
     rename: Callable[[str], str] = str
+    oracle_type: type[Oracle] | None = None
+    """Who judges; by default nobody but under ``slo-fair``."""
     log: list[tuple[Any, ...]] = field(default_factory=list)
     fields: Callable[[Job], dict[str, Any]] = lambda job: {}
     """Further fields of a job's ``RequestSpec``, or others in place of the usual ones."""
@@ -224,7 +226,8 @@ class Run:
         self.servers = {name: StepServer(**numbers) for name, numbers in s.servers.items()}
         self.up = set(self.servers)
         pool = sum(server.usable() * server.block_size for server in self.servers.values())
-        self.oracle = Oracle(
+        self.is_judged = s.policy == "slo-fair" or self.oracle_type is not None
+        self.oracle = (self.oracle_type or Oracle)(
             weights={self.rename(name): weight for name, weight in s.weights.items()},
             ranks={tier["name"]: tier["rank"] for tier in s.tiers},
             targets={tier["name"] for tier in s.tiers if tier.get("ttft_target_s") is not None},
@@ -234,7 +237,7 @@ class Run:
             longest_prompt=max(server.usable() * server.block_size for server in self.servers.values()),
             burst=s.burst,
             backfill=s.backfill,
-            laws=self.laws if s.policy == "slo-fair" else frozenset(),
+            laws=self.laws if self.is_judged else frozenset(),
         )
         self.jobs: dict[str, Job] = {}
         self.streams: dict[str, Job] = {}
@@ -445,7 +448,7 @@ class Run:
         actions = self.scheduler.handle(event, self.now)
         for action in actions:
             self.carry_out(action)
-        if "work_conserving" in self.laws and decides and self.scenario.policy == "slo-fair":
+        if "work_conserving" in self.laws and decides and self.is_judged:
             self.judge_work_conserving()
 
     def carry_out(self, action: Action) -> None:

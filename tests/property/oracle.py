@@ -106,11 +106,7 @@ class Oracle:
     def enqueue(self, job: Job) -> None:
         tenant = job.tenant
         if not self.queues[tenant]:
-            floor = self.floor()
-            if floor is None and self.last_left is not None:
-                floor = self.counter[self.last_left]
-            if floor is not None:
-                self.counter[tenant] = max(self.counter[tenant], floor)
+            self.lift(tenant)
             self.queues[tenant].append(job)
             for other in self.backlogged():
                 if other != tenant:
@@ -121,6 +117,14 @@ class Oracle:
         else:
             self.queues[tenant].append(job)
         job.place = "queued"
+
+    def lift(self, tenant: str) -> None:
+        """The tenant becomes backlogged: idling earns nothing."""
+        floor = self.floor()
+        if floor is None and self.last_left is not None:
+            floor = self.counter[self.last_left]
+        if floor is not None:
+            self.counter[tenant] = max(self.counter[tenant], floor)
 
     def park(self, job: Job) -> None:
         """The job waits, but not in its queue: no server that is up could hold it."""
@@ -143,16 +147,7 @@ class Oracle:
             raise LawBroken(f"lifecycle: {job.name} was dispatched while {job.place}")
         tenant = job.tenant
         if "no_skipping" in self.laws:
-            floor = self.floor()
-            assert floor is not None
-            ahead = self.counter[tenant] - floor
-            allowed = self.backfill_pass(tenant)
-            if self.is_urgent(job):
-                allowed = max(allowed, self.urgency_pass(tenant))
-            if ahead > allowed + SLACK:
-                raise LawBroken(
-                    f"no_skipping: {job.name} of {tenant} is {ahead:g} ahead of the floor, pass {allowed:g}"
-                )
+            self.judge_turn(job)
         if "client_fifo" in self.laws:
             first = self.line(tenant, job.tier)[0]
             if first is not job:
@@ -162,6 +157,18 @@ class Oracle:
         unpaid = max(0, job.prompt - job.paid_in)
         job.paid_in = max(job.paid_in, job.prompt)
         self._charge(tenant, self.w_prompt * unpaid)
+
+    def judge_turn(self, job: Job) -> None:
+        """Who starts is in turn, or its tenant is within its pass."""
+        tenant = job.tenant
+        floor = self.floor()
+        assert floor is not None
+        ahead = self.counter[tenant] - floor
+        allowed = self.backfill_pass(tenant)
+        if self.is_urgent(job):
+            allowed = max(allowed, self.urgency_pass(tenant))
+        if ahead > allowed + SLACK:
+            raise LawBroken(f"no_skipping: {job.name} of {tenant} is {ahead:g} ahead of the floor, pass {allowed:g}")
 
     def token(self, job: Job) -> None:
         job.output += 1

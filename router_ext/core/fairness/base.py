@@ -17,6 +17,9 @@ counters; a policy only keeps indexes over them, so replacing the policy loses n
     it is over                        -->  ended(request)
     policy takes over                 -->  inherit(before)        if ``before`` is of the same kind, then
                                            adopt(tenant)          for each one that is backlogged already
+
+What a policy knows of a tenant beyond its counter it keeps in ``Tenant.account``: it goes when the tenant goes, stays
+when the pool is reconfigured, and is gone when another policy takes over.
 """
 
 from __future__ import annotations
@@ -58,6 +61,7 @@ class Surroundings:
     """What a policy may read, and the counters it must keep charging.
 
     Attributes:
+        peak_service: U', the most one tenant can still be charged for what runs (``core.bounds``).
         first_token_s: estimated seconds from dispatch to first token for a prompt of so many tokens.
         step_s: estimated seconds per token of a running request, at the present load.
         free_ratio: share of the usable backends' KV that nobody holds.
@@ -69,6 +73,7 @@ class Surroundings:
     counters: Counters
     room: WaitingRoom
     agents: Agents
+    peak_service: float
     first_token_s: Callable[[int], float]
     step_s: Callable[[], float]
     free_ratio: Callable[[], float]
@@ -96,6 +101,16 @@ class FairnessPolicy:
         self._counters = around.counters
         # Counters are charged under every policy, so that the next one finds them right.
         self.charge: Callable[[Request, float], None] = around.counters.charge
+
+    @classmethod
+    def pass_ratio(cls, config: PoolConfig) -> float:
+        """Share of U' by which somebody may be served ahead of the floor (``core.bounds``)."""
+        return 0.0
+
+    @classmethod
+    def gamma(cls, config: PoolConfig) -> float:
+        """How much of a tenant's predicted service in flight its key counts (``Tenant.expected_rest``); at most 1."""
+        return 0.0
 
     def inherit(self, before: Any) -> None:
         """Take over what ``before`` (of the same class) knows beyond counters: only the configuration has changed."""

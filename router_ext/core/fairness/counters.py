@@ -136,6 +136,10 @@ class Counters:
     def backlogged(self, tenant: Tenant) -> None:
         """Lift and enter a tenant whose queue has just become non-empty."""
         tenant.counter = lift(tenant.counter, self._lift_to())
+        self.enter(tenant)
+
+    def enter(self, tenant: Tenant) -> None:
+        """Enter a tenant whose queue has just become non-empty, its counter as it is."""
         tenant.since = self._next_since
         self._next_since += 1
         self.waiting_weight += tenant.weight

@@ -31,6 +31,7 @@ from __future__ import annotations
 import heapq
 from typing import ClassVar
 
+from router_ext.core.config import PoolConfig
 from router_ext.core.fairness.base import Candidates, FairnessPolicy, Standing, Surroundings
 from router_ext.core.fairness.counters import MinIndex
 from router_ext.core.queues import Tenant, TierQueue
@@ -53,6 +54,12 @@ _Entry = tuple[float, int, int, TierQueue]
 """(key, order, version, queue): counts only while ``queue.version == version``."""
 
 
+def urgency_ratio(config: PoolConfig) -> float:
+    """Share of ``U'`` by which urgent work may go ahead; 0 if no tier has a target."""
+    has_target = any(tier.ttft_target_s is not None for tier in config.tiers.values())
+    return config.burst_ratio if has_target else 0.0
+
+
 class SloFair(FairnessPolicy):
     """See the module."""
 
@@ -73,6 +80,16 @@ class SloFair(FairnessPolicy):
         self._order = 0
         self._gamma_output = config.gamma * config.w_output
         self._keys = counters.index if self._gamma_output == 0.0 else MinIndex(self._key)
+
+    @classmethod
+    def pass_ratio(cls, config: PoolConfig) -> float:
+        """The larger of the two passes."""
+        return max(urgency_ratio(config), config.backfill_ratio)
+
+    @classmethod
+    def gamma(cls, config: PoolConfig) -> float:
+        """As configured."""
+        return config.gamma
 
     def _key(self, tenant: Tenant) -> float:
         return tenant.counter + self._gamma_output * tenant.expected_rest / tenant.weight

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from router_ext.core.fairness import POLICIES
+from router_ext.core.fairness import policy_class
 from router_ext.core.fairness.base import FairnessPolicy, Surroundings
 from router_ext.core.queues import Tenant
 from router_ext.core.tiers import Tiers
@@ -22,10 +22,13 @@ def build_policy(
     ``before``: the policy it takes over from. One of the same kind hands on what it knows beyond the counters, so that
     a change of some number in the configuration makes nobody start anew.
     """
-    policy = POLICIES[around.config.policy](around)
-    if type(before) is type(policy):
+    policy = policy_class(around.config.policy)(around)
+    is_other = type(before) is not type(policy)
+    if not is_other:
         policy.inherit(before)
     for tenant in tenants:
+        if is_other:
+            tenant.account = None
         _apply_tiers(tenant, tiers)
         if tenant.is_backlogged:
             policy.adopt(tenant)

@@ -1,0 +1,76 @@
+"""``vtc``: the weighted virtual token counter, as published.
+
+Rule: the head of the backlogged tenant with the smallest counter goes next, charged with its prompt before the next
+one is looked at. If it does not fit, nobody goes: skipping it would let small requests starve large ones and break the
+bound. Ties go to whoever has waited longest.
+
+Guarantee: ``c_f - min c <= U'/w_f`` over backlogged tenants, so two of them differ by at most ``U'(1/w_f + 1/w_g)`` in
+service per weight over any interval. With unit weights a backlogged tenant receives at most ``4 U'`` less than any
+other, and the next request of one that is not over-served starts within ``2 (n - 1) U' / a``, ``a`` being the service
+per second of the pool.
+
+Cost: O(log n) amortised per decision, O(1) per charge.
+
+Failure mode: it equalises progress, not waiting. A tenant inside its share waits behind a full pool of others' work
+like everybody else, so its time to first token is that of the longest answers; while a large head waits for room, the
+room that comes free meanwhile stands empty. A declared ``max_new_tokens`` that is never used blocks KV and costs
+nothing.
+
+Source: Sheng et al., Fairness in Serving Large Language Models (OSDI 2024), algorithm 2, with the lift against the
+tenant that left last while nobody waits, which the published artifact leaves out, and ``U'`` of ``core.bounds``.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from router_ext.core.fairness.base import Candidates, FairnessPolicy, Standing, Surroundings
+from router_ext.core.fairness.counters import MinIndex
+from router_ext.core.queues import Tenant
+
+_HEAD = Standing.HEAD
+
+
+class Vtc(FairnessPolicy):
+    """See the module. The order is that of one key per tenant, here its counter."""
+
+    is_bounded: ClassVar[bool] = True
+
+    def __init__(self, around: Surroundings) -> None:
+        super().__init__(around)
+        self._aging_s = around.config.aging_s
+        self._keys: MinIndex = around.counters.index
+
+    def candidates(self, now: float) -> Candidates:
+        """The head in turn, and nobody else."""
+        tenant = self._keys.top()
+        if tenant is not None:
+            head = tenant.head(now, self._aging_s)
+            assert head is not None
+            yield head, _HEAD
+
+
+class Keyed(Vtc):
+    """A policy of the family whose key is not the counter itself: ``key`` mostly grows as the counter does."""
+
+    def __init__(self, around: Surroundings) -> None:
+        super().__init__(around)
+        self._keys = MinIndex(self.key)
+
+    def key(self, tenant: Tenant) -> float:
+        """Whose is smallest goes next."""
+        raise NotImplementedError
+
+    def adopt(self, tenant: Tenant) -> None:
+        """Enter a tenant that has been backlogged before this policy took over; no lift."""
+        self._keys.add(tenant)
+
+    def backlogged(self, tenant: Tenant) -> None:
+        """Lift, and enter the order of keys."""
+        self._counters.backlogged(tenant)
+        self._keys.add(tenant)
+
+    def idle(self, tenant: Tenant) -> None:
+        """Leave the order of keys."""
+        self._counters.idle(tenant)
+        self._keys.discard(tenant)
