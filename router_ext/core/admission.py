@@ -25,6 +25,7 @@ from router_ext.core.estimates import LinearFit
 from router_ext.core.explain import Gate
 from router_ext.core.ids import BackendId
 from router_ext.core.kv import Ledger
+from router_ext.core.prefix import PREFIX_BLOCK_TOKENS, PrefixIndex
 from router_ext.core.request import Request
 
 _DEFAULT_STEP_S = 0.05
@@ -39,6 +40,7 @@ class Backend:
 
     Attributes:
         index: position in the order of backend ids; the tie-break of placement.
+        prefixes: starts of prompts it probably still holds.
         spare_tokens: input plus new tokens beyond the free KV that still fit (TGI reserves one token less).
         prefill: prompt tokens of dispatches whose first token has not come, by ticket, in dispatch order (TGI's
             prefill is first come, first served).
@@ -58,6 +60,7 @@ class Backend:
         "prefill",
         "prefill_fit",
         "prefill_tokens",
+        "prefixes",
         "releases",
         "seats",
         "spare_tokens",
@@ -75,6 +78,7 @@ class Backend:
         self.prefill: dict[int, int] = {}
         self.prefill_tokens = 0
         self.releases: list[tuple[float, int, int]] = []
+        self.prefixes = PrefixIndex()
         self.prefill_fit = LinearFit()
         self.step_fit = LinearFit()
         self.apply(config)
@@ -114,7 +118,14 @@ class Backend:
     def start(self, request: Request, blocks: int, now: float) -> None:
         """Book a dispatch."""
         ticket = request.ticket
-        self.ledger.reserve(ticket, blocks)
+        ledger = self.ledger
+        ledger.reserve(ticket, blocks)
+        prefixes = self.prefixes
+        if request.prefix:
+            found = prefixes.start(ticket, request.prefix) * PREFIX_BLOCK_TOKENS
+            # TGI matches whole blocks of its own, and computes at least the last token.
+            request.cached_tokens = min(found - found % self.block_size, request.input_tokens - 1)
+        prefixes.trim(ledger.free_blocks * self.block_size)
         self.num_running += 1
         self.seats += request.num_sequences
         prompt = request.input_tokens
@@ -158,6 +169,8 @@ class Backend:
 
     def stop(self, request: Request) -> None:
         """The dispatch no longer runs; seats and expected release go at once, KV by ``free``."""
+        if request.prefix:
+            self.prefixes.stop(request.ticket, is_prefilled=request.ticket not in self.prefill)
         self.num_running -= 1
         self.seats -= request.num_sequences
         self._forget_release(request)

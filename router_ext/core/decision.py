@@ -35,7 +35,7 @@ class Decider:
     """Owns placement, gates and the budget for shrunk slices; has ``Books`` book what it decides.
 
     Attributes:
-        placement: which backend; told of those that lost their cache.
+        placement: which backend.
         decided_s: instant of the last decision, minus infinity if one is owed.
         stalled: tenant whose request in turn could not start then; tokens it receives may change whose turn it is.
     """
@@ -197,4 +197,3 @@ class Decider:
         actions.append(self._books.dispatch(request, standing, backend, blocks, new_tokens, now))
         if request.queue.ttft_target_s is not None:
             self._gates.note_urgent(blocks * backend.block_size)
-        self.placement.remember(request, backend)

@@ -25,10 +25,10 @@ class RequestSpec:
         slice_tokens: upper quantile of the predicted output, the preferred slice (>= 64 unless the cap is smaller).
         is_sliceable: False for work that cannot be resumed (grammar, tools, best_of); it is dispatched whole.
         num_sequences: independent generations behind this request on the backend (``best_of``, >= 1).
-        affinity: tenant-salted prefix key; requests with the same key prefer the same backend.
         agent_id: the agent (program) the request belongs to, if declared. agent_cost: declared cost of the whole agent
             in KV token-time (``sum of p * d + d * (d + 1) / 2`` over its calls), None to have it predicted.
-        prefix: tenant-salted hash chain of the prompt's blocks: equal starts of two chains are equal starts of prompts.
+        prefix: tenant-salted hash chain of the prompt's whole blocks (``core.prefix``): equal starts of two chains are
+            equal starts of prompts.
     """
 
     request_id: RequestId
@@ -41,7 +41,6 @@ class RequestSpec:
     slice_tokens: int = 1024
     is_sliceable: bool = True
     num_sequences: int = 1
-    affinity: str | None = None
     agent_id: str | None = None
     agent_cost: float | None = None
     prefix: tuple[int, ...] = ()

@@ -1,8 +1,8 @@
 """Which backend, and which backend a request that fits nowhere claims.
 
-Among backends where a request may start: the one its prefix is on (same conversation, or the backend it ran on),
-then the one with the least prefill backlog, then the most free KV, then the order of ids. A backend that just failed
-the request comes last.
+Among backends where a request may start: the one it ran on before, then the one that holds most of its prompt's start
+(``core.prefix``), then the one with the least prefill backlog, then the most free KV, then the order of ids. A backend
+that just failed the request comes last.
 
 A claim names the backend where a request in turn fits soonest, by the expected ends of what runs there. Claims
 belong to one decision and are computed only when somebody else could use a backend meanwhile.
@@ -10,15 +10,11 @@ belong to one decision and are computed only when somebody else could use a back
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import NamedTuple
 
 from router_ext.core.admission import Backend, Gates
 from router_ext.core.explain import Gate
 from router_ext.core.request import Request
-
-_AFFINITY_KEYS = 8_192
-"""Conversations whose backend is remembered; older ones are forgotten, least recently used first."""
 
 _FOREVER = float("inf")
 
@@ -39,13 +35,12 @@ class Claim(NamedTuple):
 
 
 class Placement:
-    """Chooses backends; remembers where conversations ran."""
+    """Chooses backends."""
 
-    __slots__ = ("_affinity", "_gates")
+    __slots__ = ("_gates",)
 
     def __init__(self, gates: Gates) -> None:
         self._gates = gates
-        self._affinity: OrderedDict[str, Backend] = OrderedDict()
 
     def options(
         self, request: Request, new_tokens: int, usable: list[Backend], *, is_urgent: bool
@@ -81,35 +76,19 @@ class Placement:
         if len(options) == 1:
             return options[0]
         home = request.last_backend
-        if home is None and request.affinity is not None:
-            home = self._affinity.get(request.affinity)
         avoid = request.avoid
+        chain = request.prefix
         return min(
             options,
             key=lambda option: (
                 option[0] is avoid,
                 option[0] is not home,
+                -option[0].prefixes.match(chain),
                 option[0].prefill_tokens,
                 -option[0].ledger.free_blocks * option[0].block_size,
                 option[0].index,
             ),
         )
-
-    def remember(self, request: Request, backend: Backend) -> None:
-        """Note where a conversation's prefix is."""
-        key = request.affinity
-        if key is None:
-            return
-        affinity = self._affinity
-        affinity[key] = backend
-        affinity.move_to_end(key)
-        if len(affinity) > _AFFINITY_KEYS:
-            affinity.popitem(last=False)
-
-    def forget(self, backend: Backend) -> None:
-        """The backend lost its cache or left the pool."""
-        for key in [key for key, home in self._affinity.items() if home is backend]:
-            del self._affinity[key]
 
     def claim(
         self, request: Request, new_tokens: int, usable: list[Backend], now: float, *, is_urgent: bool

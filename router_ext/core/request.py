@@ -27,6 +27,7 @@ class Request:
         ticket: names this dispatch in the ledger; a closing slice keeps its own after the request moved on.
         is_resumed: it ran before (slice end or retry) and goes ahead of fresh requests of its tenant and tier.
         order: place in the pool-wide order of those who wait (``core.queues``).
+        cached_tokens: tokens of the running slice's input that its backend probably held already (``core.prefix``).
         agent: the agent it is a call of, under policies that order agents (``core.agents``).
         is_stuck: no backend that may be given work could hold its next slice (``core.slicing``).
         parked_s: since when it waits outside the order for such a backend, None if it does not.
@@ -34,7 +35,6 @@ class Request:
     """
 
     __slots__ = (
-        "affinity",
         "agent",
         "agent_cost",
         "agent_id",
@@ -43,6 +43,7 @@ class Request:
         "backend",
         "blocked",
         "blocks",
+        "cached_tokens",
         "deadline_s",
         "dispatched_s",
         "expected_rest",
@@ -64,6 +65,7 @@ class Request:
         "predicted_output_tokens",
         "preferred_slice_tokens",
         "prefill_ahead_tokens",
+        "prefix",
         "prompt_tokens",
         "queue",
         "recomputed_tokens",
@@ -101,7 +103,8 @@ class Request:
         self.preferred_slice_tokens = spec.slice_tokens
         self.is_sliceable = spec.is_sliceable
         self.num_sequences = spec.num_sequences
-        self.affinity = spec.affinity
+        self.prefix = spec.prefix
+        self.cached_tokens = 0
         self.agent_id = spec.agent_id
         self.agent_cost = spec.agent_cost
         self.agent: Agent | None = None

@@ -240,10 +240,7 @@ class Scheduler:
 
     def _leave(self, request: Request, now: float) -> Backend:
         """The running slice is over; its KV is the caller's to free."""
-        backend = self._books.leave(request, now)
-        if backend.is_retired and backend.num_running == 0:
-            self._decider.placement.forget(backend)
-        return backend
+        return self._books.leave(request, now)
 
     def _leave_early(self, request: Request, now: float) -> Backend:
         """The stream was closed before its end: a backend that is up frees the KV when it notices."""
@@ -280,7 +277,7 @@ class Scheduler:
             return
         backend.is_up = event.is_up
         if not event.is_up:
-            self._decider.placement.forget(backend)
+            backend.prefixes.clear()
         if self._fleet.refresh(now) and self._fleet.usable:
             self._limits.recheck(now, actions)
         self._decider.decide(now, actions)

@@ -26,7 +26,7 @@ from router_ext.gateway.engine import PoolEngine
 from router_ext.gateway.exchange import EXTENSION, Exchange
 from router_ext.gateway.generation import Dialect, GenerationRequest, ModelLimits
 from router_ext.gateway.lifespan import Router, draining
-from router_ext.gateway.measure import LARGE_BYTES, Measured, measure, spec_affinity
+from router_ext.gateway.measure import LARGE_BYTES, Measured, measure, spec_prefix
 from router_ext.gateway.refusals import refusal_of
 from router_ext.gateway.relay import WholeGeneration
 from router_ext.gateway.slices import TextGeneration
@@ -278,7 +278,7 @@ class App:
                 slice_tokens=max(predicted.q95, LEAST_SLICE),
                 is_sliceable=flow is not None and flow.is_sliceable and engine.model.is_resumable,
                 num_sequences=generation.num_sequences if flow is None else 1,
-                affinity=spec_affinity(identity.tenant, prompt.text),
+                prefix=spec_prefix(identity.tenant, prompt.text),
                 agent_id=agent[:64] if agent else None,
             )
             if flow is None:

@@ -31,7 +31,7 @@ INLINE_CHARACTERS = 4_000
 LARGE_BYTES = 100_000
 """From here on a text is large for a backend's tokenizer threads."""
 
-AFFINITY_CHARACTERS = 512
+PREFIX_CHARACTERS = 512
 """Shorter prompts have nothing worth being found in a cache."""
 
 
@@ -124,8 +124,8 @@ def _chat_question(request: GenerationRequest, body: Body) -> bytes:
     return orjson.dumps(request.chat_body)
 
 
-def spec_affinity(tenant: str, text: str) -> str | None:
-    """Key of a prompt's beginning, salted by the tenant: conversations that share it prefer the same backend."""
-    if len(text) < AFFINITY_CHARACTERS:
-        return None
-    return f"{tenant}:{hash(text[:AFFINITY_CHARACTERS]):x}"
+def spec_prefix(tenant: str, text: str) -> tuple[int, ...]:
+    """Chain of the prompt's first block, salted by the tenant: prompts that share it prefer the same backend."""
+    if len(text) < PREFIX_CHARACTERS:
+        return ()
+    return (hash((tenant, text[:PREFIX_CHARACTERS])),)

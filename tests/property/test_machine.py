@@ -141,7 +141,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         preferred=st.sampled_from([4, 16, 1_024]),
         is_sliceable=st.sampled_from([True, True, False]),
         sequences=st.sampled_from([1, 1, 2]),
-        affinity=st.sampled_from([None, "x", "y"]),
+        prefix=st.sampled_from([(), (1,), (1, 2), (1, 3), (1, 2, 4), (2, 1, 1)]),
     )
     def arrive(
         self,
@@ -152,7 +152,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         preferred: int,
         is_sliceable: bool,
         sequences: int,
-        affinity: str | None,
+        prefix: tuple[int, ...],
     ) -> None:
         name = f"req_{len(self.specs)}"
         spec = RequestSpec(
@@ -165,7 +165,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             slice_tokens=preferred,
             is_sliceable=is_sliceable,
             num_sequences=sequences,
-            affinity=affinity,
+            prefix=prefix,
         )
         self.specs[name] = spec
         self.place[name] = "waiting"

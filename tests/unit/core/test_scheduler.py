@@ -6,6 +6,7 @@ import pytest
 
 from router_ext.core.actions import Dispatch, Expire, Reject, RejectCode, SetTimer
 from router_ext.core.events import (
+    Arrived,
     BackendChanged,
     Cancelled,
     Failed,
@@ -159,13 +160,45 @@ def test_requests_spread_to_the_backend_with_least_prefill_then_most_free() -> N
     assert [action.backend for action in placed if isinstance(action, Dispatch)] == ["bke_0", "bke_1", "bke_0"]
 
 
-def test_a_conversation_returns_to_the_backend_of_its_prefix() -> None:
+def placed_on(scheduler: Scheduler, *requests: Arrived) -> list[str]:
+    actions = [action for request in requests for action in scheduler.handle(request, 3.0)]
+    return [action.backend for action in actions if isinstance(action, Dispatch)]
+
+
+def after_a_first_turn() -> Scheduler:
+    """``bke_1`` has answered a prompt of three blocks, and both backends are idle."""
     scheduler = started(pool(kv=[1_001, 1_001]))
-    scheduler.handle(arrival("r0", prompt=10, cap=10), 1.0)
-    scheduler.handle(arrival("r1", prompt=50, cap=10, affinity="talk"), 1.0)
-    (action,) = scheduler.handle(arrival("r2", prompt=60, cap=10, affinity="talk"), 1.0)
-    assert isinstance(action, Dispatch)
-    assert action.backend == "bke_1"
+    assert placed_on(scheduler, arrival("r0", prompt=10, cap=10)) == ["bke_0"]
+    assert placed_on(scheduler, arrival("r1", prompt=200, cap=10, prefix=(1, 2, 3))) == ["bke_1"]
+    for name in ("r0", "r1"):
+        scheduler.handle(tokens(name), 3.0)
+        scheduler.handle(Finished(request_id=RequestId(name)), 3.0)
+    return scheduler
+
+
+def test_a_conversation_returns_to_the_backend_that_holds_most_of_its_prompt() -> None:
+    scheduler = after_a_first_turn()
+    assert placed_on(scheduler, arrival("r2", prompt=200, cap=10, prefix=(1, 2, 9))) == ["bke_1"]
+    assert placed_on(scheduler, arrival("r3", prompt=200, cap=10, prefix=(9, 8, 7))) == ["bke_0"]
+
+
+def test_a_backend_that_was_down_holds_no_prompts() -> None:
+    scheduler = after_a_first_turn()
+    scheduler.handle(down("bke_1"), 3.0)
+    scheduler.handle(up("bke_1"), 3.0)
+    assert placed_on(scheduler, arrival("r2", prompt=200, cap=10, prefix=(1, 2, 9))) == ["bke_0"]
+
+
+def test_prompts_are_pushed_out_by_what_is_reserved() -> None:
+    scheduler = after_a_first_turn()
+    assert placed_on(scheduler, arrival("large", prompt=10, cap=970), arrival("next", prompt=10, cap=970)) == [
+        "bke_0",
+        "bke_1",
+    ]
+    for name in ("large", "next"):
+        scheduler.handle(Cancelled(request_id=RequestId(name)), 4.0)
+    scheduler.handle(TimerFired(), 10.0)
+    assert placed_on(scheduler, arrival("r2", prompt=200, cap=10, prefix=(1, 2, 9))) == ["bke_0"]
 
 
 def test_the_prefill_gate_holds_long_prompts_back_until_the_first_token() -> None:

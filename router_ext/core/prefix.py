@@ -1,0 +1,99 @@
+"""Which starts of prompts a backend probably still holds: an estimate of TGI's prefix cache, kept by the router.
+
+TGI reports no hits, so the router follows its rules: when a request ends, its whole-block prompt enters the cache (its
+output does not); what requests reserve pushes the least recently used blocks out, but none that a running request
+shares; a backend that was down has lost everything.
+
+A prompt is known by its *chain*: one hash per block of ``PREFIX_BLOCK_TOKENS`` tokens, each over the whole start of the
+prompt up to there and salted by the tenant, so that nobody profits from, or learns of, another tenant's prompts.
+
+Invariants: a block is held only together with those before it in its chain (the last of a chain are the first to go),
+which makes ``match`` a binary search. What is held and not shared fits into the KV that nobody has reserved.
+
+Cost: ``match`` O(log blocks of the chain); start and stop of a request O(blocks of its chain).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import OrderedDict
+
+PREFIX_BLOCK_TOKENS = 64
+"""Tokens per hash of a chain. Small enough to see a system prompt of a few hundred tokens, large enough that a prompt
+of 8,000 is 125 numbers. TGI's own blocks are 1 token (flashinfer) or 256 (flashdecoding)."""
+
+
+class PrefixIndex:
+    """Blocks one backend probably holds."""
+
+    __slots__ = ("_idle", "_running", "_shared")
+
+    def __init__(self) -> None:
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        """Blocks nobody uses, least recently used first."""
+        self._shared: dict[int, int] = {}
+        """Block -> running requests that found it here."""
+        self._running: dict[int, tuple[tuple[int, ...], int]] = {}
+        """Ticket -> (chain, blocks of it that were found)."""
+
+    def __len__(self) -> int:
+        return len(self._idle) + len(self._shared)
+
+    def match(self, chain: tuple[int, ...]) -> int:
+        """Blocks of the chain that are held."""
+        if not chain or not self:
+            return 0
+        return bisect_left(chain, True, key=self._is_missing)
+
+    def _is_missing(self, block: int) -> bool:
+        return block not in self._shared and block not in self._idle
+
+    def start(self, ticket: int, chain: tuple[int, ...]) -> int:
+        """A request starts: what it finds here stays for as long as it runs. Returns the blocks found."""
+        shared, idle = self._shared, self._idle
+        found = 0
+        # Block by block: a chain whose hashes collide with others' must not upset the books.
+        for block in chain:
+            count = shared.get(block, 0)
+            if not count:
+                if block not in idle:
+                    break
+                del idle[block]
+            shared[block] = count + 1
+            found += 1
+        self._running[ticket] = (chain, found)
+        return found
+
+    def stop(self, ticket: int, *, is_prefilled: bool) -> None:
+        """A request is over. Its prompt is held from now on, if it was processed to its end."""
+        known = self._running.pop(ticket, None)
+        if known is None:
+            return
+        chain, found = known
+        shared, idle = self._shared, self._idle
+        # From the end of the prompt to its start, so that the start is the most recently used.
+        for position in range(len(chain) - 1, -1, -1):
+            block = chain[position]
+            count = shared.get(block, 0)
+            if position < found:
+                if count > 1:
+                    shared[block] = count - 1
+                    continue
+                del shared[block]
+                idle[block] = None
+            elif count == 0 and is_prefilled:
+                idle[block] = None
+                idle.move_to_end(block)
+
+    def trim(self, free_tokens: int) -> None:
+        """Only so many tokens of KV are reserved by nobody: forget what does not fit, least recently used first."""
+        idle = self._idle
+        room = max(0, free_tokens // PREFIX_BLOCK_TOKENS)
+        while len(idle) > room:
+            idle.popitem(last=False)
+
+    def clear(self) -> None:
+        """The backend lost everything, what runs included."""
+        self._idle.clear()
+        self._shared.clear()
+        self._running.clear()
