@@ -18,6 +18,7 @@ import orjson
 from router_ext.core.events import RequestSpec
 from router_ext.core.ids import RequestId, TierName
 from router_ext.errors import BodyTooLarge, FairlaneError, NoBackend, RequestRefused
+from router_ext.gateway.agents import AGENT_HEADER, COST_HEADER, INTERACTION_HEADER, DeclaredAgent, declared_agent
 from router_ext.gateway.auth import TIER_HEADER, Identity
 from router_ext.gateway.call import Call
 from router_ext.gateway.continuation import Continuation
@@ -169,6 +170,11 @@ class App:
         body = read_body(request.path, request.header(b"content-type"), raw, max_bytes=router.settings.body_limit_bytes)
         engine = self._engine(body.model, identity)
         tier = identity.tier(request.header(TIER_HEADER))
+        agent = declared_agent(
+            identity.tenant,
+            request.header(AGENT_HEADER) or request.header(INTERACTION_HEADER),
+            request.header(COST_HEADER),
+        )
         with _watched(request.exchange):
             limits = await engine.model.known_limits(identity.tenant)
             generation = decode_body(body, limits)
@@ -177,7 +183,7 @@ class App:
             return None
         if router.engines.get(engine.record.pool) is not engine:
             raise NoBackend("This model is not served any more.", code="model_removed")
-        return self._begin(request, engine, identity, tier, generation, measured, limits)
+        return self._begin(request, engine, identity, tier, agent, generation, measured, limits)
 
     def _begin(
         self,
@@ -185,6 +191,7 @@ class App:
         engine: PoolEngine,
         identity: Identity,
         tier: TierName,
+        agent: DeclaredAgent,
         generation: GenerationRequest,
         measured: Measured,
         limits: ModelLimits,
@@ -213,7 +220,7 @@ class App:
             )
         )
         try:
-            return self._submit(request, engine, identity, tier, generation, measured, limits, slot, predicted)
+            return self._submit(request, engine, identity, tier, agent, generation, measured, limits, slot, predicted)
         except BaseException:
             # Nothing of it was queued: it is not in the books.
             if slot.is_open:
@@ -226,6 +233,7 @@ class App:
         engine: PoolEngine,
         identity: Identity,
         tier: TierName,
+        agent: DeclaredAgent,
         generation: GenerationRequest,
         measured: Measured,
         limits: ModelLimits,
@@ -247,7 +255,6 @@ class App:
             predicted_tokens=slot.start.predicted_tokens,
             characters=measured.characters,
         )
-        agent = request.header(b"x-fairlane-agent-id")
         generations: list[TextGeneration | WholeGeneration] = []
         for index, prompt in enumerate(measured.prompts):
             max_new_tokens = prompt.lengths.max_new_tokens
@@ -279,7 +286,8 @@ class App:
                 is_sliceable=flow is not None and flow.is_sliceable and engine.model.is_resumable,
                 num_sequences=generation.num_sequences if flow is None else 1,
                 prefix=spec_prefix(identity.tenant, prompt.text),
-                agent_id=agent[:64] if agent else None,
+                agent_id=agent.agent,
+                agent_cost=agent.cost,
             )
             if flow is None:
                 assert measured.passthrough is not None

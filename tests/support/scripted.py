@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,16 @@ class World:
 class Peer:
     """A client: its transport, uvicorn's cycle, and what it received."""
 
-    def __init__(self, world: World, path: str, body: Any, *, method: str = "POST") -> None:
+    def __init__(
+        self,
+        world: World,
+        path: str,
+        body: Any,
+        *,
+        method: str = "POST",
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         self.data = b""
         self.status = 0
         self.is_closed = False
@@ -94,7 +103,11 @@ class Peer:
             "type": "http",
             "path": path,
             "method": method,
-            "headers": [(b"authorization", b"Bearer " + world.key.encode()), (b"content-type", b"application/json")],
+            "headers": [
+                (b"authorization", b"Bearer " + (key or world.key).encode()),
+                (b"content-type", b"application/json"),
+                *((name.encode(), value.encode("latin-1")) for name, value in (headers or {}).items()),
+            ],
             "extensions": {EXTENSION: self.exchange},
         }
         self.task = asyncio.create_task(world.app(scope, receive, send))
