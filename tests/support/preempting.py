@@ -12,11 +12,13 @@ from support.sliced_tgi import SlicedTgi, scripted_model
 from tokenizers import Tokenizer
 
 from router_ext.backends.fake import Script
+from router_ext.backends.tgi import TgiBackend
 from router_ext.core.actions import Action, Preempt
 from router_ext.core.events import Event
 from router_ext.core.lifecycle import State, Trigger, advance
 from router_ext.core.request import Request
 from router_ext.gateway.engine import PoolEngine
+from router_ext.wire.controlplane import BackendRecord
 
 
 class ForcedCuts:
@@ -88,3 +90,15 @@ class ModelWorld(World):
             case "/generate_stream":
                 return Script(pieces=tuple(b"data: %b\n\n" % payload for payload in self.model.answer(body)))
         return super().play(path, body)
+
+
+class RealWorld(World):
+    """A router in the process in front of real servers, so that its scheduler's decisions can be forced."""
+
+    def __init__(self, *servers: BackendRecord, tokenizer_path: Path | None = None) -> None:
+        super().__init__()
+        self.setup.backends = list(servers)
+        self.setup.tokenizer_path = None if tokenizer_path is None else str(tokenizer_path)
+
+    def make_client(self, record: BackendRecord) -> TgiBackend:  # type: ignore[override]  # no script is played here
+        return TgiBackend(record.url)
