@@ -25,6 +25,7 @@ from router_ext.core.estimates import LinearFit
 from router_ext.core.explain import Gate
 from router_ext.core.ids import BackendId
 from router_ext.core.kv import Ledger
+from router_ext.core.lifecycle import State
 from router_ext.core.prefix import PREFIX_BLOCK_TOKENS, PrefixIndex
 from router_ext.core.request import Request
 
@@ -33,6 +34,12 @@ _DEFAULT_STEP_S = 0.05
 
 _LAG_MARGIN = 1.5
 """A closed stream's KV counts as held for this many estimated steps: too early a release queues inside TGI."""
+
+_OVERTIME_RATIO = 0.25
+"""A request that has outlived its prediction is expected to produce this share of its output again."""
+
+_SCAN_LIMIT = 64
+"""Expected releases looked at; beyond it the KV counts as far away."""
 
 
 class Backend:
@@ -44,12 +51,15 @@ class Backend:
         spare_tokens: input plus new tokens beyond the free KV that still fit (TGI reserves one token less).
         prefill: prompt tokens of dispatches whose first token has not come, by ticket, in dispatch order (TGI's
             prefill is first come, first served).
-        releases: (expected time, ticket, blocks) of running dispatches, ascending: when KV will come back.
+        running: dispatches that run here, by ticket, in dispatch order.
+        closing: when TGI frees the KV of streams that were closed, by ticket.
+        releases: (expected time, ticket, blocks) of running and closing dispatches, ascending: when KV will come back.
     """
 
     __slots__ = (
         "backend_id",
         "block_size",
+        "closing",
         "config",
         "index",
         "is_cordoned",
@@ -62,6 +72,7 @@ class Backend:
         "prefill_tokens",
         "prefixes",
         "releases",
+        "running",
         "seats",
         "spare_tokens",
         "step_fit",
@@ -77,6 +88,8 @@ class Backend:
         self.seats = 0
         self.prefill: dict[int, int] = {}
         self.prefill_tokens = 0
+        self.running: dict[int, Request] = {}
+        self.closing: dict[int, float] = {}
         self.releases: list[tuple[float, int, int]] = []
         self.prefixes = PrefixIndex()
         self.prefill_fit = LinearFit()
@@ -126,6 +139,7 @@ class Backend:
             # TGI matches whole blocks of its own, and computes at least the last token.
             request.cached_tokens = min(found - found % self.block_size, request.input_tokens - 1)
         prefixes.trim(ledger.free_blocks * self.block_size)
+        self.running[ticket] = request
         self.num_running += 1
         self.seats += request.num_sequences
         prompt = request.input_tokens
@@ -158,7 +172,7 @@ class Backend:
 
     def correct(self, request: Request, blocks: int) -> None:
         """The running dispatch reserves something else than was assumed."""
-        self._forget_release(request)
+        self._forget_release(request.release_at_s, request.ticket)
         self.ledger.correct(request.ticket, blocks)
         request.blocks = blocks
         insort(self.releases, (request.release_at_s, request.ticket, blocks))
@@ -171,19 +185,33 @@ class Backend:
         """The dispatch no longer runs; seats and expected release go at once, KV by ``free``."""
         if request.prefix:
             self.prefixes.stop(request.ticket, is_prefilled=request.ticket not in self.prefill)
+        del self.running[request.ticket]
         self.num_running -= 1
         self.seats -= request.num_sequences
-        self._forget_release(request)
+        self._forget_release(request.release_at_s, request.ticket)
+
+    def close(self, ticket: int, at_s: float) -> None:
+        """The stream of a dispatch that no longer runs was closed before its end; its KV comes back at ``at_s``."""
+        self.closing[ticket] = at_s
+        insort(self.releases, (at_s, ticket, self.ledger.holdings[ticket]))
 
     def free(self, ticket: int) -> None:
         """The KV of a dispatch is free again."""
         self.ledger.release(ticket)
         self.prefill_over(ticket)
+        at_s = self.closing.pop(ticket, None)
+        if at_s is not None:
+            self._forget_release(at_s, ticket)
 
-    def _forget_release(self, request: Request) -> None:
-        key = (request.release_at_s, request.ticket)
-        position = bisect_left(self.releases, key)
-        if position < len(self.releases) and self.releases[position][1] == request.ticket:
+    def expect_release(self, request: Request, at_s: float) -> None:
+        """The KV of a running dispatch is expected at another instant than before."""
+        self._forget_release(request.release_at_s, request.ticket)
+        request.release_at_s = at_s
+        insort(self.releases, (at_s, request.ticket, request.blocks))
+
+    def _forget_release(self, at_s: float, ticket: int) -> None:
+        position = bisect_left(self.releases, (at_s, ticket))
+        if position < len(self.releases) and self.releases[position][1] == ticket:
             del self.releases[position]
 
     # --- estimates -----------------------------------------------------------------------------------------------
@@ -197,6 +225,38 @@ class Backend:
         """Seconds from dispatch to first token with so many prompt tokens to process, own ones included."""
         line = self.prefill_fit.line()
         return _DEFAULT_STEP_S if line is None else line[0] + line[1] * prompt_tokens
+
+    def free_from(self, blocks: int, now: float, before_s: float) -> tuple[float, int] | None:
+        """When so many blocks are expected to be free, and how many are then; None if not before ``before_s``.
+
+        Expectations that time has proved wrong are taken anew: whoever outlives its prediction by a token is not
+        about to end. Cost: a few expected releases, at most ``_SCAN_LIMIT``.
+        """
+        free = self.ledger.free_blocks
+        if blocks <= free:
+            return now, free
+        releases = self.releases
+        while releases and releases[0][0] < now and (late := self.running.get(releases[0][1])) is not None:
+            self.expect_release(late, now + self.rest_s(late))
+        for position, (expected_s, _, released) in enumerate(releases):
+            free += released
+            if blocks <= free:
+                return max(expected_s, now), free
+            if expected_s >= before_s:
+                return None
+            if position >= _SCAN_LIMIT:
+                return expected_s + _SCAN_LIMIT * self.step_s(), free
+        return (max(releases[-1][0], now) if releases else now), free
+
+    def rest_s(self, request: Request) -> float:
+        """Seconds until a running dispatch that shows tokens is expected to end."""
+        if request.state is State.PREEMPTING:
+            return self.step_s()
+        rest = request.predicted_output_tokens - request.output_tokens
+        if rest <= 0:
+            rest = 1 + int(_OVERTIME_RATIO * request.output_tokens)
+        limit = request.slice_tokens - request.slice_output
+        return (1 + min(rest, max(limit, 0))) * self.step_s()
 
     def prefill_rate(self) -> float | None:
         """Prompt tokens per second, None before anything was observed."""
@@ -212,8 +272,22 @@ class Backend:
                 if ticket == request.ticket:
                     break
             return _LAG_MARGIN * self.first_token_s(ahead)
+        return self.cut_lag_s()
+
+    def cut_lag_s(self) -> float:
+        """How long the KV of a stream that shows tokens stays taken after it was closed."""
         # The step in flight may be one that carries a long prompt: never count on less than the mean.
         return _LAG_MARGIN * max(self.step_s(), self.step_fit.mean() or 0.0)
+
+    def closing_blocks(self, until_s: float) -> int:
+        """Blocks of closed streams that come free until then."""
+        blocks = 0
+        for at_s, ticket, released in self.releases:
+            if at_s > until_s:
+                break
+            if ticket in self.closing or self.running[ticket].state is State.PREEMPTING:
+                blocks += released
+        return blocks
 
     # --- gates ---------------------------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from router_ext.core.request import Request
 from router_ext.core.slicing import plan
 from router_ext.core.tenants import Tenants
 from router_ext.core.tiers import Tiers
+from router_ext.core.waste import WasteBudget
 
 _REMEMBERED = 1_024
 """Ended requests whose explanation can still be read."""
@@ -52,6 +53,7 @@ class Books:
         policy: the fairness policy in force, told of every change it keeps an index of.
         requests: everybody who waits or runs.
         num_running, num_output: requests running now; output tokens kept so far, over all requests.
+        waste: the system's account of what is computed again because of cuts.
     """
 
     __slots__ = (
@@ -74,6 +76,7 @@ class Books:
         "policy",
         "requests",
         "room",
+        "waste",
     )
 
     def __init__(
@@ -93,6 +96,7 @@ class Books:
         self.requests: dict[RequestId, Request] = {}
         self.num_running = 0
         self.num_output = 0
+        self.waste = WasteBudget()
         self._config: PoolConfig
         self._tenants = tenants
         self._tiers = tiers
@@ -203,6 +207,8 @@ class Books:
         if next_prompt > 0:
             request.input_tokens = next_prompt
         request.is_resumed = True
+        if request.cut_tokens and trigger is not Trigger.PREEMPTED:
+            self.waste.spared(request)
         can_fit = self.plan(request)
         self.enqueue(request, trigger, now)
         return can_fit
@@ -226,6 +232,9 @@ class Books:
         request.slice_tokens = new_tokens
         request.slice_output = 0
         request.sampled_output = 0
+        if request.cut_tokens:
+            request.recomputed_tokens += request.input_tokens
+            self.waste.resumed(request)
         backend.start(request, blocks, now)
         if not request.is_sliceable:
             self._fleet.assume_first_token(request, backend, now)
@@ -289,6 +298,15 @@ class Books:
         self._num_taken = self.num_output
         return tokens
 
+    def preempt(self, request: Request, lost_tokens: int, reason: str) -> None:
+        """The running request is told to stop. It runs until it says that it has, and loses so many tokens."""
+        request.state = advance(request.state, Trigger.PREEMPT)
+        request.num_preempted += 1
+        if request.cuts is None:
+            request.cuts = []
+        request.cuts.append(reason)
+        self.waste.cut(request, lost_tokens)
+
     def leave(self, request: Request, now: float) -> Backend:
         """The running slice is over. Seats go at once; the KV is the caller's to free, now or after a lag."""
         backend = request.backend
@@ -320,6 +338,8 @@ class Books:
     def end(self, request: Request, state: State, now: float) -> None:
         """The request is in its terminal state and gone but for its explanation."""
         request.state = state
+        if request.cut_tokens:
+            self.waste.spared(request)
         self.policy.ended(request)
         if request.agent is not None:
             self._agents.leave(request, now)

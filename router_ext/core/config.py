@@ -174,6 +174,21 @@ class PoolConfig:
         0.1, low=0, high=0.5, section=knobs.LATENCY, label="Share of the aged",
         help="That share of a tenant's admissions. 0: no promotion.",
     )  # fmt: skip
+    max_preemptions: int = knob(
+        1, low=0, high=100, section=knobs.PREEMPTION, policies=("slo-fair",), label="Cuts per request",
+        help="How often one running request may be told to stop, so that its KV comes free for others; it goes on "
+        "later, at the system's expense. 0: running work is never cut.",
+    )  # fmt: skip
+    theta_ratio: float = knob(
+        0.025, low=0, high=10, section=knobs.PREEMPTION, policies=("slo-fair",), label="Lead that may be cut",
+        help="How far above the least served tenant a tenant must be for its running work to be cut for the request "
+        "in turn, as a share of U'. Smaller: tenants stay closer together, more is computed again.",
+    )  # fmt: skip
+    waste_ratio: float = knob(
+        0.015, low=0, high=1, section=knobs.PREEMPTION, policies=("slo-fair",), label="Work computed again",
+        help="Tokens that may be computed again because of cuts, as a share of the output tokens delivered. Beside "
+        "it up to 1,000 tokens may be spent at once. 0: those and no more.",
+    )  # fmt: skip
 
 
 KNOBS: Mapping[str, Knob] = knobs_of(PoolConfig)

@@ -16,8 +16,10 @@ from router_ext.core.config import PoolConfig
 from router_ext.core.estimates import Throughput
 from router_ext.core.explain import Gate, note_blocked
 from router_ext.core.fairness.base import FairnessPolicy, Standing
+from router_ext.core.fairness.counters import Counters
 from router_ext.core.fleet import Fleet
 from router_ext.core.placement import Claims, Placement
+from router_ext.core.preemption import Preemption
 from router_ext.core.queues import Tenant
 from router_ext.core.request import Request
 from router_ext.core.slicing import SliceBudget, shrunk_slice
@@ -36,6 +38,7 @@ class Decider:
 
     Attributes:
         placement: which backend.
+        preemption: which running work yields, when somebody who should start cannot.
         decided_s: instant of the last decision, minus infinity if one is owed.
         stalled: tenant whose request in turn could not start then; tokens it receives may change whose turn it is.
     """
@@ -53,10 +56,20 @@ class Decider:
         "_tiers",
         "decided_s",
         "placement",
+        "preemption",
         "stalled",
     )
 
-    def __init__(self, config: PoolConfig, *, books: Books, fleet: Fleet, tiers: Tiers, throughput: Throughput) -> None:
+    def __init__(
+        self,
+        config: PoolConfig,
+        *,
+        books: Books,
+        counters: Counters,
+        fleet: Fleet,
+        tiers: Tiers,
+        throughput: Throughput,
+    ) -> None:
         self._config = config
         self._policy: FairnessPolicy
         self._books = books
@@ -67,6 +80,7 @@ class Decider:
         self._throughput = throughput
         self._gates = Gates(headroom_ratio=config.headroom_ratio, is_on=True)
         self.placement = Placement(self._gates)
+        self.preemption = Preemption(books=books, counters=counters, fleet=fleet, tiers=tiers, gates=self._gates)
         self._budget = SliceBudget()
         self.decided_s = _NEVER
         self.stalled: Tenant | None = None
@@ -76,6 +90,7 @@ class Decider:
         self._config = config
         self._policy = policy
         self._gates.configure(headroom_ratio=config.headroom_ratio, is_on=policy.is_gated)
+        self.preemption.adopt(config, policy)
 
     def decide(self, now: float, actions: list[Action]) -> None:
         """Admit until nobody can start."""
@@ -83,7 +98,10 @@ class Decider:
         self.stalled = None
         books = self._books
         self._throughput.tick(now, books.num_output, is_busy=books.num_running > 0)
-        self._budget.refill(books.take_new_output())
+        output = books.take_new_output()
+        if output:
+            self._budget.refill(output)
+            books.waste.refill(output, self._config.waste_ratio, self._throughput.peak_rate)
         room = self._room
         if not self._fleet.usable and room.num_waiting:
             self._clock.set(Gate.NO_BACKEND, now)
@@ -100,6 +118,8 @@ class Decider:
         while gate is None and room.count:
             gate = self._admit(now, misfits, actions)
         self._clock.set(gate or nobody, now)
+        if gate is not None:
+            self.preemption.consider(gate, now, actions)
 
     def _admit(self, now: float, misfits: set[Request], actions: list[Action]) -> Gate | None:
         """One pass over the policy's candidates.
@@ -126,6 +146,9 @@ class Decider:
         for request, standing in candidates:
             is_urgent = standing <= _URGENT_PICK
             new_tokens = request.slice_busy if room.count > 1 else request.slice_idle
+            if standing is _BACKFILL and request.cut_tokens:
+                # Who was cut for others comes back when it is its tenant's turn.
+                continue
             gate = _KV
             if request not in misfits:
                 options: list[tuple[Backend, int]] | None = None

@@ -60,12 +60,16 @@ class Throughput:
     """Output tokens per second of the pool, smoothed over about half a minute of work.
 
     Only time in which something ran counts, so an idle night does not make the next estimate pessimistic.
+
+    Attributes:
+        rate: None before the first second of work. peak_rate: the largest it has been, 0 before.
     """
 
-    __slots__ = ("_since_s", "_total", "rate")
+    __slots__ = ("_since_s", "_total", "peak_rate", "rate")
 
     def __init__(self) -> None:
         self.rate: float | None = None
+        self.peak_rate = 0.0
         self._since_s: float | None = None
         self._total = 0
 
@@ -81,5 +85,7 @@ class Throughput:
         seen = (produced_total - self._total) / elapsed
         share = min(1.0, elapsed / 30.0)
         self.rate = seen if self.rate is None else self.rate + share * (seen - self.rate)
+        if self.rate > self.peak_rate:
+            self.peak_rate = self.rate
         self._since_s = now
         self._total = produced_total

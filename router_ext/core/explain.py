@@ -87,11 +87,12 @@ def waiting_reasons(request: Request, now_mark: WaitMark | None) -> list[str]:
     Args:
         now_mark: present readings if the request is waiting, else None.
     """
+    cuts = [f"told to stop once for others ({reason})" for reason in request.cuts or ()]
     spans = list(request.waited)
     if request.mark is not None and now_mark is not None:
         spans.append((request.mark, now_mark))
     if not spans:
-        return []
+        return cuts
     total = sum(end[0] - start[0] for start, end in spans)
     parked_s = request.parked_for_s
     if request.parked_s is not None and now_mark is not None:
@@ -103,6 +104,9 @@ def waiting_reasons(request: Request, now_mark: WaitMark | None) -> list[str]:
         f"waited {total:.3f} s in {len(spans)} turn{'s' if len(spans) > 1 else ''}; meanwhile "
         f"{own} request{'' if own == 1 else 's'} of this tenant and {ahead} of others were dispatched"
     ]
+    lines += cuts
+    if cuts and request.recomputed_tokens:
+        lines.append(f"{request.recomputed_tokens} tokens were computed again, at the system's expense")
     if parked_s > 0.0:
         lines.append(f"no backend that could hold it was usable ({parked_s:.3f} s)")
     blocked = request.blocked or [0] * _GATES

@@ -96,6 +96,7 @@ class Fleet:
 
     def close(self, backend: Backend, ticket: int, at_s: float) -> None:
         """The stream was closed; TGI frees its KV at ``at_s``."""
+        backend.close(ticket, at_s)
         heapq.heappush(self.lags, (at_s, ticket, backend, True))
 
     def assume_first_token(self, request: Request, backend: Backend, now: float) -> None:

@@ -12,6 +12,7 @@ from router_ext.core.ids import BackendId, RequestId, TenantId
 from router_ext.core.lifecycle import State
 from router_ext.core.queues import Tenant, WaitingRoom
 from router_ext.core.request import Request
+from router_ext.core.waste import WasteBudget
 
 if TYPE_CHECKING:
     from router_ext.core.admission import Backend
@@ -27,6 +28,7 @@ def violations(
     counters: Counters,
     num_running: int,
     closing: set[tuple[BackendId, int]],
+    waste: WasteBudget,
 ) -> list[str]:
     """Every law that does not hold. Cost: O(everything)."""
     return [
@@ -35,6 +37,7 @@ def violations(
         *_parking(room, backends),
         *_running(requests, tenants, backends, num_running),
         *_counters(tenants, counters),
+        *_preemption(requests, waste),
     ]
 
 
@@ -129,8 +132,16 @@ def _running(
         here = [request for request in running if request.backend is backend]
         if len(here) != backend.num_running or sum(r.num_sequences for r in here) != backend.seats:
             yield f"{backend_id}: counts {backend.num_running} running on {backend.seats} seats, {len(here)} are"
-        if len(backend.releases) != len(here):
-            yield f"{backend_id}: {len(backend.releases)} expected releases for {len(here)} running"
+        if sorted(backend.running) != sorted(request.ticket for request in here):
+            yield f"{backend_id}: {len(backend.running)} requests in its list of running ones, {len(here)} are"
+        expected = sorted(ticket for _, ticket, _ in backend.releases)
+        if expected != sorted([*backend.running, *backend.closing]):
+            yield (
+                f"{backend_id}: {len(expected)} expected releases for {len(here)} running, "
+                f"{len(backend.closing)} closing"
+            )
+        if backend.releases != sorted(backend.releases):
+            yield f"{backend_id}: expected releases have lost their order"
 
 
 def _counters(tenants: Mapping[TenantId, Tenant], counters: Counters) -> Iterator[str]:
@@ -141,3 +152,19 @@ def _counters(tenants: Mapping[TenantId, Tenant], counters: Counters) -> Iterato
         yield f"floor {floor} is not the smallest of {len(backlogged)} backlogged counters"
     if len(counters.index) != len(backlogged):
         yield f"{len(counters.index)} tenants in the order of counters, {len(backlogged)} are backlogged"
+
+
+def _preemption(requests: Mapping[RequestId, Request], waste: WasteBudget) -> Iterator[str]:
+    """A cut is owed from the word to stop until the request starts again, and the budget holds what is owed."""
+    for request_id, request in requests.items():
+        if request.state is State.PREEMPTING and not request.cut_tokens:
+            yield f"{request_id} was told to stop, the waste budget knows nothing of it"
+        if request.cut_tokens and request.state not in (State.PREEMPTING, State.QUEUED):
+            yield f"{request_id} is {request.state.name} and still owes a cut of {request.cut_tokens} tokens"
+        if bool(request.num_preempted) != bool(request.cuts):
+            yield f"{request_id} was cut {request.num_preempted} times for {len(request.cuts or ())} reasons"
+    owed = sum(request.cut_tokens for request in requests.values())
+    if owed != waste.pending_tokens:
+        yield f"waste budget counts {waste.pending_tokens} tokens owed by cuts, requests owe {owed}"
+    if waste.level_tokens > waste.capacity_tokens:
+        yield f"waste budget holds {waste.level_tokens:g} tokens, more than its capacity"

@@ -18,9 +18,6 @@ from router_ext.core.request import Request
 
 _FOREVER = float("inf")
 
-_SCAN_LIMIT = 64
-"""Expected releases looked at per backend for a claim; beyond it the backend counts as far away."""
-
 
 class Claim(NamedTuple):
     """Where a request fits soonest, when, and how many blocks are over then.
@@ -110,27 +107,16 @@ class Placement:
     ) -> Claim | None:
         """The claim on this backend; None if the request never fits there, or not before ``before_s``."""
         config = backend.config
-        ledger = backend.ledger
         blocks = backend.blocks(request, new_tokens)
         if not backend.can_hold(request, new_tokens):
             return None
         gates = self._gates
         needed = blocks if is_urgent else blocks + gates.headroom_blocks(backend)
-        at_s = now
-        free = ledger.free_blocks
+        when = backend.free_from(needed, now, before_s)
+        if when is None:
+            return None
+        at_s, free = when
         is_kv = True
-        if needed > free:
-            for position, (expected_s, _, released) in enumerate(backend.releases):
-                free += released
-                at_s = expected_s
-                if needed <= free:
-                    break
-                if expected_s >= before_s:
-                    return None
-                if position >= _SCAN_LIMIT:
-                    at_s = expected_s + _SCAN_LIMIT * backend.step_s()
-                    break
-            at_s = max(at_s, now)
         if backend.seats + request.num_sequences > config.max_concurrent_requests and backend.releases:
             at_s = max(at_s, backend.releases[0][0])
         if not is_urgent and gates.is_on and backend.prefill_tokens:

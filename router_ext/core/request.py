@@ -32,6 +32,9 @@ class Request:
         is_stuck: no backend that may be given work could hold its next slice (``core.slicing``).
         parked_s: since when it waits outside the order for such a backend, None if it does not.
         parked_for_s: how long it did so before.
+        num_preempted: how often it was told to stop for others.
+        cut_tokens: what the last cut is expected to cost, until the request is dispatched again; 0 if nothing is owed.
+        cuts: what each cut was for, in words.
     """
 
     __slots__ = (
@@ -44,6 +47,8 @@ class Request:
         "blocked",
         "blocks",
         "cached_tokens",
+        "cut_tokens",
+        "cuts",
         "deadline_s",
         "dispatched_s",
         "expected_rest",
@@ -55,6 +60,7 @@ class Request:
         "last_backend",
         "mark",
         "max_new_tokens",
+        "num_preempted",
         "num_sequences",
         "order",
         "output_tokens",
@@ -112,6 +118,9 @@ class Request:
         self.paid_in = 0
         self.paid_out = 0
         self.recomputed_tokens = 0
+        self.num_preempted = 0
+        self.cut_tokens = 0
+        self.cuts: list[str] | None = None
         self.segment = 0
         self.is_resumed = False
         self.is_stuck = False

@@ -81,7 +81,14 @@ class Scheduler:
         )
         self._requests = books.requests
         self._limits = Limits(config, books=books, counters=self._counters, tenants=tenants, tiers=tiers, fleet=fleet)
-        self._decider = Decider(config, books=books, fleet=fleet, tiers=tiers, throughput=self._limits.throughput)
+        self._decider = Decider(
+            config,
+            books=books,
+            counters=self._counters,
+            fleet=fleet,
+            tiers=tiers,
+            throughput=self._limits.throughput,
+        )
         self._apply(config)
         self._handlers: dict[type, Callable[[Any, float, list[Action]], None]] = {
             Arrived: self._on_arrived,
@@ -121,7 +128,7 @@ class Scheduler:
         if type(event) in _TOKENS and self._decider.decided_s < now:
             # Tokens are most of all events; one that led to no decision brings no instant forward.
             return actions
-        due = self._limits.next_due_s()
+        due = min(self._limits.next_due_s(), self._decider.preemption.look_again_s)
         if due < self._timer_at:
             self._timer_at = due
             actions.append(SetTimer(at_s=due))
@@ -244,10 +251,14 @@ class Scheduler:
 
     def _leave_early(self, request: Request, now: float) -> Backend:
         """The stream was closed before its end: a backend that is up frees the KV when it notices."""
-        lag_s = 0.0 if request.backend is None else request.backend.release_lag_s(request)
+        at_s = now
+        if request.state is State.PREEMPTING:
+            at_s = max(now, request.release_at_s)
+        elif request.backend is not None:
+            at_s += request.backend.release_lag_s(request)
         backend = self._leave(request, now)
         if backend.is_up:
-            self._close(backend, request.ticket, now + lag_s)
+            self._close(backend, request.ticket, at_s)
         else:
             backend.free(request.ticket)
         return backend
@@ -352,6 +363,8 @@ class Scheduler:
             output_tokens_per_s=self._limits.throughput.rate,
             drain_s=self.drain_estimate(),
             bound=bound_service(self._config),
+            preempted=self._decider.preemption.preempted,
+            waste=self._books.waste,
         )
 
     def snapshot(self) -> dict[str, Any]:
@@ -370,4 +383,5 @@ class Scheduler:
             counters=self._counters,
             num_running=self._books.num_running,
             closing=self._fleet.closing(),
+            waste=self._books.waste,
         )

@@ -11,6 +11,7 @@ from router_ext.core.explain import Gate
 from router_ext.core.ids import BackendId, RequestId, TenantId, TierName
 from router_ext.core.queues import Tenant, WaitingRoom
 from router_ext.core.request import Request
+from router_ext.core.waste import WasteBudget
 
 if TYPE_CHECKING:
     from router_ext.core.admission import Backend
@@ -59,6 +60,8 @@ class PoolStats:
 
     ``held_by``: the gate that stopped the last decision, in lower case; ``none`` if nobody waits.
     ``parked``: of those queued, how many wait for a backend that could hold them.
+    ``preempted_total``: requests told to stop for others, by trigger. ``recomputed_tokens_total``: prompt and output
+    that they sent again. ``waste_tokens``: what may be computed again at present (negative: overdrawn).
     """
 
     pool: str
@@ -72,6 +75,9 @@ class PoolStats:
     output_tokens_per_s: float | None
     bound_service: float | None
     largest_gap_service: float
+    preempted_total: dict[str, int]
+    recomputed_tokens_total: int
+    waste_tokens: float
     tenants: list[TenantStats]
     backends: list[BackendStats]
 
@@ -88,6 +94,8 @@ def pool_stats(
     output_tokens_per_s: float | None,
     drain_s: float,
     bound: float | None,
+    preempted: Mapping[str, int],
+    waste: WasteBudget,
 ) -> PoolStats:
     """Collect the numbers. Order: tenants and backends by id."""
     by_tier: dict[TierName, int] = dict.fromkeys(config.tiers, 0)
@@ -109,6 +117,9 @@ def pool_stats(
         output_tokens_per_s=output_tokens_per_s,
         bound_service=bound,
         largest_gap_service=counters.largest_gap_service,
+        preempted_total=dict(preempted),
+        recomputed_tokens_total=waste.recomputed_tokens,
+        waste_tokens=waste.level_tokens,
         tenants=[
             TenantStats(
                 tenant=tenant.tenant_id,
@@ -162,6 +173,8 @@ def full_picture(
             "max_new_tokens": request.max_new_tokens,
             "slice_tokens": request.slice_tokens,
             "segment": request.segment,
+            "num_preempted": request.num_preempted,
+            "cut_tokens": request.cut_tokens,
             "backend": None if request.backend is None else request.backend.backend_id,
             "blocks": request.blocks,
             "paid_in": request.paid_in,

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from router_ext.core.actions import Action, Dispatch, Expire, Reject, SetTimer
+from router_ext.core.actions import Action, Dispatch, Expire, Preempt, Reject, SetTimer
 from router_ext.core.config import PoolConfig, build_pool
 from router_ext.core.events import (
     Arrived,
@@ -21,6 +21,7 @@ from router_ext.core.events import (
     Event,
     Failed,
     Finished,
+    Preempted,
     Progressed,
     RequestSpec,
     SliceEnded,
@@ -46,6 +47,7 @@ ALL_LAWS = frozenset(
         "ledger",
         "server_queue_empty",
         "audit",
+        "cuts",
     }
 )
 
@@ -72,6 +74,9 @@ class Scenario:
     outages: tuple[tuple[int, str, bool], ...] = ()
     """(step, server, whether it comes back), beside the random crashes."""
     backend_wait_s: float = 30.0
+    max_preemptions: int = 0
+    theta: float = 0.025
+    waste: float = 0.015
 
     def config(self, rename: Callable[[str], str] = str) -> PoolConfig:
         config = build_pool(
@@ -85,6 +90,9 @@ class Scenario:
                 "backend_wait_s": self.backend_wait_s,
                 "aging_ratio": 0.0,
                 "headroom_ratio": 0.0,
+                "max_preemptions": self.max_preemptions,
+                "theta_ratio": self.theta,
+                "waste_ratio": self.waste,
             },
             backends=[
                 {
@@ -118,6 +126,7 @@ def scenario(
     passes: tuple[float, float] | None = None,
     contrast: bool = False,
     unequal: bool = False,
+    preemptive: bool = True,
 ) -> Scenario:
     """A random scenario, in which somebody waits most of the time.
 
@@ -191,6 +200,9 @@ def scenario(
         drop_at_slice_end=with_faults,
         outages=tuple(outages),
         backend_wait_s=rng.choice([4.0, 30.0]) if unequal else 30.0,
+        max_preemptions=rng.choice([1, 1, 3]) if preemptive else 0,
+        theta=rng.choice([0.0, 0.025, 0.25]),
+        waste=rng.choice([0.015, 0.2, 1.0]),
     )
 
 
@@ -241,6 +253,8 @@ class Run:
         )
         self.jobs: dict[str, Job] = {}
         self.streams: dict[str, Job] = {}
+        self.cutting: list[tuple[float, Job]] = []
+        """Jobs that were told to stop, with the instant at which they have."""
         self.timer: float | None = None
         self.charged: dict[str, float] = defaultdict(float)
 
@@ -285,7 +299,10 @@ class Run:
             if "server_queue_empty" in self.laws and server.queue:
                 raise LawBroken(f"server_queue_empty: {len(server.queue)} requests wait inside {name}")
         for upstream, what in events:
-            self.upstream(upstream, what)
+            # A stream that was closed within this step says nothing more.
+            if upstream in self.streams:
+                self.upstream(upstream, what)
+        self.stop_those_due()
         if self.timer is not None and self.timer <= self.now:
             self.timer = None
             self.send(TimerFired())
@@ -303,10 +320,11 @@ class Run:
         tenant = self.rename(tenant)
         name = f"req_{order}"
         job = self.jobs[name] = Job(name, tenant, tier, order, prompt, cap, length, preferred, prompt)
+        job.predicted = self.rng.randint(1, 2 * cap)
         usual: dict[str, Any] = {
             "key": KeyId("key_1"),
             "slice_tokens": preferred,
-            "predicted_output_tokens": self.rng.randint(1, 2 * cap),
+            "predicted_output_tokens": job.predicted,
         }
         spec = RequestSpec(
             request_id=RequestId(name),
@@ -335,7 +353,7 @@ class Run:
             self.oracle.token(job)
             self.send(Progressed(request_id=request_id, output_tokens=1), decides=False)
             return
-        del self.streams[name]
+        self.forget(job)
         if what == "end" or job.output >= job.cap:
             job.place = "ended"
             job.outcomes.append("finished")
@@ -346,6 +364,21 @@ class Run:
             dropped = self.rng.randint(0, min(2, job.output))
         self.back_to_queue(job, dropped)
         self.send(SliceEnded(request_id=request_id, dropped_tokens=dropped, next_prompt_tokens=job.input_tokens))
+
+    def forget(self, job: Job) -> None:
+        """Its stream is over, whether it was told to stop or not."""
+        del self.streams[job.upstream]
+        self.cutting = [entry for entry in self.cutting if entry[1] is not job]
+
+    def stop_those_due(self) -> None:
+        """Report those that were told to stop, each once: at once, or after more tokens or even the end overtook."""
+        while (due := next((job for at, job in self.cutting if at <= self.now), None)) is not None:
+            self.forget(due)
+            dropped = self.rng.randint(0, min(2, due.output)) if self.scenario.drop_at_slice_end else 0
+            self.back_to_queue(due, dropped)
+            self.send(
+                Preempted(request_id=RequestId(due.name), dropped_tokens=dropped, next_prompt_tokens=due.input_tokens)
+            )
 
     def back_to_queue(self, job: Job, dropped: int) -> None:
         job.output -= dropped
@@ -402,7 +435,7 @@ class Run:
     def cancel(self, job: Job) -> None:
         if job.place == "running":
             self.servers[job.backend].close(job.upstream)
-            del self.streams[job.upstream]
+            self.forget(job)
         else:
             self.oracle.leave(job)
         job.place = "ended"
@@ -412,7 +445,7 @@ class Run:
     def fail(self, job: Job) -> None:
         if job.backend in self.up:
             self.servers[job.backend].close(job.upstream)
-        del self.streams[job.upstream]
+        self.forget(job)
         if self.rng.random() < 0.3:
             job.place = "ended"
             job.outcomes.append("failed")
@@ -448,6 +481,8 @@ class Run:
         actions = self.scheduler.handle(event, self.now)
         for action in actions:
             self.carry_out(action)
+        if "cuts" in self.laws and any(isinstance(action, Preempt) for action in actions):
+            self.judge_cuts([action for action in actions if isinstance(action, Preempt)])
         if "work_conserving" in self.laws and decides and self.is_judged:
             self.judge_work_conserving()
 
@@ -471,6 +506,11 @@ class Run:
                 self.oracle.leave(job)
                 job.place = "ended"
                 job.outcomes.append(action.code.value)
+            case Preempt():
+                job = self.jobs[action.request_id]
+                self.log.append((self.now, job.name, "preempt"))
+                self.servers[job.backend].close(job.upstream)
+                self.cutting.append((self.now + self.rng.choice([0.0, 0.0, STEP_S]), job))
             case SetTimer():
                 self.timer = action.at_s
 
@@ -496,16 +536,48 @@ class Run:
         head = oracle.line(first[0])[0]
         if oracle.targets and not oracle.is_urgent(head):
             return
-        num_waiting = sum(len(queue) for queue in oracle.queues.values())
-        rest = head.cap - head.output
-        new = min(rest, 1024, self.room(head))
-        if num_waiting > 1 and rest >= 2 * head.preferred_slice:
-            new = min(new, head.preferred_slice)
+        new = self.next_slice(head)
         for backend in self.scheduler.stats().backends:
             server = self.servers[backend.backend]
             free = (backend.usable_tokens - backend.reserved_tokens) // server.block_size
             if backend.is_up and server.blocks(head.input_tokens, new) <= free:
                 raise LawBroken(f"work_conserving: {head.name} is in turn, fits on {backend.backend} and still waits")
+
+    def judge_cuts(self, cuts: list[Preempt]) -> None:
+        """Victims lie on one server, are protected by no guard, and free enough for somebody who should start."""
+        if len({cut.backend for cut in cuts}) != 1:
+            raise LawBroken(f"cuts: victims lie on several servers: {cuts}")
+        name = cuts[0].backend
+        server = self.servers[name]
+        victims = [self.jobs[cut.request_id] for cut in cuts]
+        for job in victims:
+            job.cuts += 1
+            if (job.place, job.backend) != ("running", name):
+                raise LawBroken(f"cuts: {job.name} is {job.place} on {job.backend}, not running on {name}")
+            if job.cuts > self.scenario.max_preemptions:
+                raise LawBroken(f"cuts: {job.name} was cut {job.cuts} times")
+            if job.output > 0.8 * job.predicted:
+                raise LawBroken(f"cuts: {job.name} had {job.output} of {job.predicted} predicted tokens")
+            if job.output == 0 or job.prompt + job.output > self.scenario.prefill_budget:
+                raise LawBroken(f"cuts: {job.name} had {job.output} tokens after a prompt of {job.prompt}")
+        held = [stream for stream in server.running + server.queue if not stream.is_closing]
+        names = {job.upstream for job in victims}
+        stays = sum(server.blocks(s.input_tokens, s.new_tokens) for s in held if s.name not in names)
+        free = server.usable() - stays
+        lines = (self.oracle.line(tenant, tier) for tenant in self.oracle.backlogged() for tier in self.tiers(tenant))
+        least = min(server.blocks(line[0].input_tokens, self.next_slice(line[0])) for line in lines)
+        if least > free:
+            raise LawBroken(f"cuts: {names} leave {free} blocks on {name}, nobody who waits takes less than {least}")
+
+    def tiers(self, tenant: str) -> set[str]:
+        return {job.tier for job in self.oracle.queues[tenant]}
+
+    def next_slice(self, job: Job) -> int:
+        rest = job.cap - job.output
+        new = min(rest, 1024, self.room(job))
+        if sum(len(queue) for queue in self.oracle.queues.values()) > 1 and rest >= 2 * job.preferred_slice:
+            new = min(new, job.preferred_slice)
+        return new
 
     def judge_ledger(self) -> None:
         for backend in self.scheduler.stats().backends:

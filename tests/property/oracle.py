@@ -31,7 +31,9 @@ class Job:
     length: int
     preferred_slice: int
     input_tokens: int
+    predicted: int = 1
     output: int = 0
+    cuts: int = 0
     paid_in: int = 0
     paid_out: int = 0
     resumed: bool = False

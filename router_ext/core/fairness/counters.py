@@ -104,12 +104,15 @@ class Counters:
         "_seen_floor",
         "index",
         "largest_gap_service",
+        "total_service",
         "waiting_weight",
     )
 
     def __init__(self) -> None:
         self.index = MinIndex(lambda tenant: tenant.counter)
         self.waiting_weight = 0.0
+        self.total_service = 0.0
+        """Service charged so far, over all tenants."""
         self.largest_gap_service = 0.0
         """Largest ``(c_f - V) * w_f`` seen among backlogged tenants since ``restart_gap``, in service units."""
         self._inherited: set[Tenant] = set()
@@ -159,6 +162,7 @@ class Counters:
         """Add service delivered to a request, divided by its tenant's weight. Negative: an estimate is settled."""
         tenant = request.tenant
         tenant.counter += service / tenant.weight
+        self.total_service += service
         if tenant.since:
             if service < 0.0:
                 self.index.lowered(tenant)
