@@ -22,6 +22,7 @@ from router_ext.core.explain import WaitClock, waiting_reasons
 from router_ext.core.fairness.base import FairnessPolicy, Standing
 from router_ext.core.fleet import Fleet
 from router_ext.core.ids import RequestId
+from router_ext.core.lengths import Lengths
 from router_ext.core.lifecycle import State, Trigger, advance
 from router_ext.core.queues import Tenant, TierQueue, WaitingRoom
 from router_ext.core.request import Request
@@ -64,6 +65,7 @@ class Books:
         "_fleet",
         "_is_gamma",
         "_is_watching",
+        "_lengths",
         "_next_seq",
         "_next_ticket",
         "_num_taken",
@@ -102,6 +104,7 @@ class Books:
         self._tiers = tiers
         self._fleet = fleet
         self._agents = agents
+        self._lengths = Lengths()
         self._ended: OrderedDict[RequestId, Request] = OrderedDict()
         self._is_gamma = False
         self._next_seq = 1
@@ -130,7 +133,18 @@ class Books:
 
     def plan(self, request: Request) -> bool:
         """Set the next slice and whether it is stuck; whether any configured backend could ever hold it."""
+        if request.slice_count >= 0:
+            lengths = self._lengths
+            request.slice_count = lengths.count
+            request.preferred_slice_tokens = lengths.slice_tokens(
+                request.key, request.tenant.tenant_id, request.output_tokens
+            )
         return plan(request, self._config, self._fleet.shapes, is_sliced=self.policy.is_sliced)
+
+    def refresh(self, request: Request) -> None:
+        """A request that may start now has its slice from what is known by now, not when it began to wait."""
+        if 0 <= request.slice_count != self._lengths.count:
+            self.plan(request)
 
     def enqueue(self, request: Request, trigger: Trigger, now: float) -> None:
         """The request waits, its slice planned."""
@@ -340,6 +354,8 @@ class Books:
         request.state = state
         if request.cut_tokens:
             self.waste.spared(request)
+        if state is State.FINISHED and request.output_tokens and request.num_sequences == 1:
+            self._lengths.finished(request.key, request.tenant.tenant_id, request.output_tokens)
         self.policy.ended(request)
         if request.agent is not None:
             self._agents.leave(request, now)

@@ -17,6 +17,7 @@ from typing import Any
 
 from router_ext.core.config import TenantConfig, TierConfig
 from router_ext.core.ids import RequestId, TenantId, TierName
+from router_ext.core.lengths import LEAST_SLICE
 from router_ext.core.lifecycle import State
 from router_ext.core.request import Request
 
@@ -295,16 +296,13 @@ class WaitingRoom:
     def note_need(self, request: Request) -> None:
         """The request's slice was planned, or planned anew."""
         self._pushes += 1
-        heapq.heappush(self._needs, (request.input_tokens + request.slice_busy, self._pushes, request))
+        heapq.heappush(self._needs, (_need(request), self._pushes, request))
         if len(self._needs) > 2 * self.count + 64:
             self.measure_needs()
 
     def measure_needs(self) -> None:
         """Take the need of everyone in line anew: slices were planned anew, or too many entries are forgotten."""
-        self._needs = [
-            (request.input_tokens + request.slice_busy, number, request)
-            for number, request in enumerate(self.in_line.values())
-        ]
+        self._needs = [(_need(request), number, request) for number, request in enumerate(self.in_line.values())]
         heapq.heapify(self._needs)
 
     def limit(self, request: Request, until_s: float) -> None:
@@ -332,6 +330,14 @@ class WaitingRoom:
     def forget_limits(self) -> None:
         """Drop all time limits, before they are set anew from a changed configuration."""
         self._limits = []
+
+
+def _need(request: Request) -> int:
+    """What the request takes when it starts, or less: a slice that follows what is learned may shrink meanwhile."""
+    tokens = request.slice_busy
+    if request.slice_count >= 0 and tokens > LEAST_SLICE:
+        tokens = LEAST_SLICE
+    return request.input_tokens + tokens
 
 
 def _waits(request: Request) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from router_ext.core.kv import TGI_NEW_TOKENS_CAP
 from router_ext.core.lifecycle import State
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ class Request:
         prompt_tokens: the client's prompt; ``input_tokens``: what the next (or running) slice sends upstream.
         output_tokens: tokens kept so far over all slices.
         paid_in, paid_out: high-water marks of charged tokens (``core.cost``).
+        slice_count: ``core.lengths.Lengths.count`` at which the preferred slice was taken, -1 if it was given.
         slice_busy, slice_idle: next slice while others wait, and while nobody does (``core.slicing``).
         slice_tokens, slice_output: the running slice's limit, and what it has produced.
         ticket: names this dispatch in the ledger; a closing slice keeps its own after the request moved on.
@@ -57,6 +59,7 @@ class Request:
         "is_resumed",
         "is_sliceable",
         "is_stuck",
+        "key",
         "last_backend",
         "mark",
         "max_new_tokens",
@@ -82,6 +85,7 @@ class Request:
         "segment",
         "seq",
         "slice_busy",
+        "slice_count",
         "slice_idle",
         "slice_output",
         "slice_tokens",
@@ -95,6 +99,7 @@ class Request:
 
     def __init__(self, spec: RequestSpec, *, tenant: Tenant, queue: TierQueue, seq: int, arrival_s: float) -> None:
         self.request_id = spec.request_id
+        self.key = spec.key
         self.tenant = tenant
         self.queue = queue
         self.seq = seq
@@ -106,7 +111,8 @@ class Request:
         self.input_tokens = spec.prompt_tokens
         self.max_new_tokens = spec.max_new_tokens
         self.predicted_output_tokens = spec.predicted_output_tokens
-        self.preferred_slice_tokens = spec.slice_tokens
+        self.preferred_slice_tokens = spec.slice_tokens or TGI_NEW_TOKENS_CAP
+        self.slice_count = 0 if spec.slice_tokens is None else -1
         self.is_sliceable = spec.is_sliceable
         self.num_sequences = spec.num_sequences
         self.prefix = spec.prefix

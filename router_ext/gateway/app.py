@@ -17,6 +17,7 @@ import orjson
 
 from router_ext.core.events import RequestSpec
 from router_ext.core.ids import RequestId, TierName
+from router_ext.core.lengths import LEAST_SLICE
 from router_ext.errors import BodyTooLarge, FairlaneError, NoBackend, RequestRefused
 from router_ext.gateway.agents import AGENT_HEADER, COST_HEADER, INTERACTION_HEADER, DeclaredAgent, declared_agent
 from router_ext.gateway.auth import TIER_HEADER, Identity
@@ -41,9 +42,6 @@ from router_ext.wire.headers import JSON
 from router_ext.wire.tgi import decode_error, encode_tokenize
 
 Handler = Callable[["Request"], Awaitable[Response | None]]
-
-LEAST_SLICE = 64
-"""No slice is predicted shorter: its continuation would cost its prompt again."""
 
 MAX_ID_CHARACTERS = 128
 
@@ -282,7 +280,7 @@ class App:
                 prompt_tokens=prompt.lengths.prompt_tokens,
                 max_new_tokens=max_new_tokens,
                 predicted_output_tokens=min(predicted.median, max_new_tokens),
-                slice_tokens=max(predicted.q95, LEAST_SLICE),
+                slice_tokens=None if predicted.source == "default" else max(predicted.q95, LEAST_SLICE),
                 is_sliceable=flow is not None and flow.is_sliceable and engine.model.is_resumable,
                 num_sequences=generation.num_sequences if flow is None else 1,
                 prefix=spec_prefix(identity.tenant, prompt.text),

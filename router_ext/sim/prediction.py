@@ -1,8 +1,7 @@
 """What the router would know of an output's length: predictions, and slices from what has finished.
 
 Predictions serve victims, estimates and the decision key; they come from the true length with a stated error. Slices
-are never taken from the true length: they are empirical quantiles of the requests finished so far, as in a router
-without a predictor.
+never do: the scheduler takes them from what has finished so far (``core.lengths``), as in a router without a predictor.
 """
 
 from __future__ import annotations
@@ -13,12 +12,9 @@ from bisect import insort
 from collections import deque
 from collections.abc import Hashable
 
+from router_ext.core.lengths import LEAST_SLICE
 from router_ext.predict.baseline import DEFAULT_TOKENS, MIN_SAMPLES
 from router_ext.sim.jobs import Agent, Job
-
-SLICE_QUANTILE = 0.95
-LEAST_SLICE = 64
-"""No slice is predicted shorter: its continuation would cost its prompt again."""
 
 _WINDOW = 5
 """Outputs of one tenant whose mean is the prediction of ``mean5`` (VTC's predictor)."""
@@ -100,11 +96,9 @@ class Prediction:
                 guess = self.lengths.quantile(job, 0.5)
         return max(1, min(guess, job.max_new_tokens))
 
-    def slice_tokens(self, job: Job) -> int:
-        """The slice a router would prefer."""
-        if self._is_slice_oracle:
-            return max(LEAST_SLICE, job.output_tokens)
-        return max(LEAST_SLICE, self.lengths.quantile(job, SLICE_QUANTILE))
+    def slice_tokens(self, job: Job) -> int | None:
+        """The slice the router states for a request that arrives; None: the scheduler's own."""
+        return max(LEAST_SLICE, job.output_tokens) if self._is_slice_oracle else None
 
     def agent_cost(self, agent: Agent) -> float:
         """KV token-time of all calls of an agent, as predicted when it arrives: it stays what it declared."""

@@ -1,0 +1,115 @@
+"""Output lengths seen so far, and the slice to ask for where nobody predicted one.
+
+Rule: the preferred slice of a request is the 0.97 quantile of how much its key's finished requests wrote beyond what
+it has written itself; without 20 of them, of its tenant's, else of the pool's, else 1,024. A fresh request is compared
+with all finished ones, a continuation only with those that were longer than it is by now; if fewer than 5 were, it is
+given as much again as it has.
+
+Why 0.97: a slice that is too short costs the prompt again, one that is too long only the difference. With outputs
+evenly from 100 to 300 and limits of 4,096 (``fairlane simulate kv-overreserve``) 0.95 prefills 8.5% of the output again
+at slice ends, 0.97 4.8%, at the same throughput and 1% fewer requests at once.
+
+The quantile is taken when a request is in turn, not when it arrives: whoever waited for a minute profits from what
+that minute taught.
+
+Cost: O(log n) per finished request and per look; memory is bounded by ``_KEYS`` windows of ``_WINDOW`` lengths.
+
+Requests that were cancelled or failed are left out, so slices err on the short side where clients leave long answers.
+
+Source: the empirical form of quantile reservation; windows of recent lengths as in Past-Future (ASPLOS 2025).
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right, insort
+from collections import OrderedDict, deque
+from typing import TypeVar
+
+from router_ext.core.ids import KeyId, TenantId
+from router_ext.core.kv import TGI_NEW_TOKENS_CAP
+
+_Name = TypeVar("_Name", bound=str)
+
+SLICE_LEVEL = 0.97
+
+LEAST_SLICE = 64
+"""No slice is preferred shorter: its continuation would cost its prompt again."""
+
+MIN_SAMPLES = 20
+"""Finished requests from which a quantile is taken."""
+
+_MIN_LONGER = 5
+"""Finished requests longer than a continuation from which its rest is taken."""
+
+_WINDOW = 1_000
+"""Lengths remembered of one key, tenant or pool; what is older says little about now."""
+
+_KEYS = 4_096
+"""Keys, and tenants, that are remembered; those that finished nothing for longest are forgotten."""
+
+
+class _Window:
+    """The newest lengths, in the order they came and by size."""
+
+    __slots__ = ("_newest", "_sorted")
+
+    def __init__(self) -> None:
+        self._newest: deque[int] = deque()
+        self._sorted: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._sorted)
+
+    def add(self, tokens: int) -> None:
+        self._newest.append(tokens)
+        insort(self._sorted, tokens)
+        if len(self._newest) > _WINDOW:
+            oldest = self._newest.popleft()
+            del self._sorted[bisect_left(self._sorted, oldest)]
+
+    def rest(self, produced: int) -> int:
+        """What a request that has written ``produced`` tokens will not exceed, at the level."""
+        lengths = self._sorted
+        first = bisect_right(lengths, produced) if produced else 0
+        longer = len(lengths) - first
+        if produced and longer < _MIN_LONGER:
+            return produced
+        return lengths[first + math.ceil(SLICE_LEVEL * longer - 1e-9) - 1] - produced
+
+
+class Lengths:
+    """See the module. ``count``: finished requests so far; a slice planned at another count may be out of date."""
+
+    __slots__ = ("_by_key", "_by_tenant", "_pool", "count")
+
+    def __init__(self) -> None:
+        self._by_key: OrderedDict[KeyId, _Window] = OrderedDict()
+        self._by_tenant: OrderedDict[TenantId, _Window] = OrderedDict()
+        self._pool = _Window()
+        self.count = 0
+
+    def finished(self, key: KeyId, tenant: TenantId, output_tokens: int) -> None:
+        """A request came to its end with so many output tokens."""
+        self.count += 1
+        _window(self._by_key, key).add(output_tokens)
+        _window(self._by_tenant, tenant).add(output_tokens)
+        self._pool.add(output_tokens)
+
+    def slice_tokens(self, key: KeyId, tenant: TenantId, produced: int) -> int:
+        """The preferred slice of a request that has written ``produced`` tokens."""
+        for window in (self._by_key.get(key), self._by_tenant.get(tenant), self._pool):
+            if window is not None and len(window) >= MIN_SAMPLES:
+                return min(max(LEAST_SLICE, window.rest(produced)), TGI_NEW_TOKENS_CAP)
+        return TGI_NEW_TOKENS_CAP
+
+
+def _window(windows: OrderedDict[_Name, _Window], name: _Name) -> _Window:
+    window = windows.get(name)
+    if window is None:
+        window = windows[name] = _Window()
+        if len(windows) > _KEYS:
+            windows.popitem(last=False)
+    else:
+        windows.move_to_end(name)
+    return window
