@@ -28,7 +28,7 @@ from router_ext.gateway.engine import PoolEngine
 from router_ext.gateway.exchange import EXTENSION, Exchange
 from router_ext.gateway.generation import Dialect, GenerationRequest, ModelLimits
 from router_ext.gateway.lifespan import Router, draining
-from router_ext.gateway.measure import LARGE_BYTES, Measured, measure, spec_prefix
+from router_ext.gateway.measure import LARGE_BYTES, Measured, measure
 from router_ext.gateway.refusals import refusal_of
 from router_ext.gateway.relay import WholeGeneration
 from router_ext.gateway.slices import TextGeneration
@@ -283,7 +283,7 @@ class App:
                 slice_tokens=None if predicted.source == "default" else max(predicted.q95, LEAST_SLICE),
                 is_sliceable=flow is not None and flow.is_sliceable and engine.model.is_resumable,
                 num_sequences=generation.num_sequences if flow is None else 1,
-                prefix=spec_prefix(identity.tenant, prompt.text),
+                prefix=prompt.prefix,
                 agent_id=agent.agent,
                 agent_cost=agent.cost,
             )

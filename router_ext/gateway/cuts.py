@@ -159,10 +159,6 @@ class TextTokenizer:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
-    def count(self, text: str) -> int:
-        """Prompt tokens as TGI counts them."""
-        return len(self._tokenizer.encode(text, add_special_tokens=True))
-
     def safe_start(self, text: str) -> int:
         """Largest offset from which encoding gives the same ids as in the whole; 0 if there is none."""
         if not self.is_restartable:

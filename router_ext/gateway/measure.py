@@ -8,6 +8,7 @@ templated by the backend alone, which counts them in the same call.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from router_ext.gateway.bos import chat_prompt
 from router_ext.gateway.dialects import Body, Lengths, fit_lengths
 from router_ext.gateway.generation import GenerationRequest, ModelLimits, PassThrough, ResumeClass
 from router_ext.gateway.passthrough import pass_chat
+from router_ext.gateway.prefix import prefix_chain
 from router_ext.gateway.refusals import refusal_of
 from router_ext.wire.tgi import decode_error
 
@@ -31,16 +33,14 @@ INLINE_CHARACTERS = 4_000
 LARGE_BYTES = 100_000
 """From here on a text is large for a backend's tokenizer threads."""
 
-PREFIX_CHARACTERS = 512
-"""Shorter prompts have nothing worth being found in a cache."""
-
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt of a request: its text as sent upstream, and its sizes."""
+    """One prompt of a request: its text as sent upstream, its sizes, its start as a chain (``gateway.prefix``)."""
 
     text: str
     lengths: Lengths
+    prefix: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +63,12 @@ async def measure(
         UpstreamFailed, NoBackend: nobody could count. QueueRefused: too many wait for it already.
     """
     if request.chat_body is None:
-        counts = [await count(engine, tenant, text) for text in request.prompts]
         return Measured(
             prompts=tuple(
-                Prompt(text, fit_lengths(request, tokens, limits))
-                for text, tokens in zip(request.prompts, counts, strict=True)
+                [
+                    _prompt(tenant, request, text, await token_ids(engine, tenant, text), limits)
+                    for text in request.prompts
+                ]
             ),
             characters=sum(map(len, request.prompts)),
             resume_class=ResumeClass.EXACT,
@@ -76,16 +77,22 @@ async def measure(
     return await _measure_chat(engine, tenant, request, body, limits)
 
 
-async def count(engine: PoolEngine, tenant: TenantId, text: str) -> int:
+def _prompt(tenant: TenantId, request: GenerationRequest, text: str, ids: Sequence[int], limits: ModelLimits) -> Prompt:
+    lengths = fit_lengths(request, len(ids), limits)
+    # What ``truncate`` leaves is the end of the prompt.
+    return Prompt(text, lengths, prefix_chain(tenant, ids[len(ids) - lengths.prompt_tokens :]))
+
+
+async def token_ids(engine: PoolEngine, tenant: TenantId, text: str) -> Sequence[int]:
     """Tokens of a prompt as TGI counts them."""
     tokenizer = engine.model.tokenizer
     if tokenizer is not None:
         if len(text) <= INLINE_CHARACTERS:
-            return tokenizer.count(text)
-        return await asyncio.get_running_loop().run_in_executor(engine.model.executor, tokenizer.count, text)
+            return tokenizer.encode(text)
+        return await asyncio.get_running_loop().run_in_executor(engine.model.executor, tokenizer.encode, text)
     async with engine.model.large_text(tenant, is_large=len(text) * 4 > LARGE_BYTES):
         _, tokens = await engine.model.ask(lambda client: tokenize(client, text), tenant=tenant)
-        return len(tokens)
+        return [token.id for token in tokens]
 
 
 async def _measure_chat(
@@ -109,9 +116,9 @@ async def _measure_chat(
         text, resume_class = prompt.text or "", prompt.resume_class
         if prompt.text is None:
             passthrough = passthrough or pass_chat(request, body.raw, "bos")
-    lengths = fit_lengths(request, len(chat.tokenize_response), limits)
+    ids = [token.id for token in chat.tokenize_response]
     return Measured(
-        prompts=(Prompt(text, lengths),),
+        prompts=(_prompt(tenant, request, text, ids, limits),),
         characters=len(chat.templated_text),
         resume_class=resume_class,
         passthrough=passthrough,
@@ -122,10 +129,3 @@ def _chat_question(request: GenerationRequest, body: Body) -> bytes:
     if request.passthrough is not None:
         return request.passthrough.body
     return orjson.dumps(request.chat_body)
-
-
-def spec_prefix(tenant: str, text: str) -> tuple[int, ...]:
-    """Chain of the prompt's first block, salted by the tenant: prompts that share it prefer the same backend."""
-    if len(text) < PREFIX_CHARACTERS:
-        return ()
-    return (hash((tenant, text[:PREFIX_CHARACTERS])),)

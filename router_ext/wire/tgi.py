@@ -63,7 +63,7 @@ class StreamEvent(msgspec.Struct, gc=False):
 class TokenizedToken(msgspec.Struct, gc=False):
     """One item of ``/tokenize``. A token added by the tokenizer itself has ``text`` "" and ``start = stop = 0``."""
 
-    id: int
+    id: Annotated[int, msgspec.Meta(ge=0, le=0xFFFF_FFFF)]
     text: str = ""
     start: int = 0
     stop: int = 0

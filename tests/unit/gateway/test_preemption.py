@@ -25,17 +25,10 @@ from router_ext.core.actions import Action
 from router_ext.core.events import BackendChanged, Event, TimerFired
 from router_ext.core.ids import BackendId
 from router_ext.core.request import Request
-from router_ext.devserver.smollm import load_tokenizer
 from router_ext.gateway.continuation import Continuation, Phase
 from router_ext.gateway.engine import PoolEngine
 from router_ext.gateway.slices import TextGeneration
 from router_ext.gateway.upstream import Step
-
-
-@pytest.fixture(scope="module")
-def tokenizer_path(model_dir: Path) -> Path:
-    load_tokenizer(model_dir)
-    return next(model_dir.rglob("tokenizer.json"))
 
 
 @pytest.fixture
