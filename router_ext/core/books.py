@@ -149,7 +149,9 @@ class Books:
     def enqueue(self, request: Request, trigger: Trigger, now: float) -> None:
         """The request waits, its slice planned."""
         request.state = advance(request.state, trigger)
-        self.requests[request.request_id] = request
+        if trigger is Trigger.QUEUE:
+            self.requests[request.request_id] = request
+            request.lane.num_open += 1
         at_front = trigger is Trigger.RETRY or trigger is Trigger.PREEMPTED
         self.room.take_place(request, at_front=at_front)
         request.mark = self.clock.mark(now, request.tenant.num_dispatched)
@@ -264,7 +266,7 @@ class Books:
         if self._is_gamma:
             _update_expected(request)
         if unpaid:
-            self.policy.charge(request, self.cost.w_prompt * unpaid)
+            self._charge(request, self.cost.w_prompt * unpaid)
         self.policy.started(request, now)
         return Dispatch(
             request_id=request.request_id,
@@ -282,7 +284,7 @@ class Books:
             if request.paid_in:
                 tokens = self.cost.correct_prompt(request)
                 request.tenant.prompt_tokens += tokens
-                self.policy.charge(request, self.cost.w_prompt * tokens)
+                self._charge(request, self.cost.w_prompt * tokens)
         request.input_tokens = prompt_tokens
 
     def deliver(self, request: Request, tokens: int, now: float) -> bool:
@@ -301,10 +303,22 @@ class Books:
             tenant.output_tokens += unpaid
             if self._is_gamma:
                 _update_expected(request)
-            self.policy.charge(request, self.cost.w_output * unpaid)
+            self._charge(request, self.cost.w_output * unpaid)
         if request.slice_output - request.sampled_output >= _SAMPLE_TOKENS:
             _sample_step(request, now)
         return is_first
+
+    def _charge(self, request: Request, service: float) -> None:
+        """Charge tenant and key; whose turn it is among the tenant's keys follows at once."""
+        self.policy.charge(request, service)
+        queue = request.queue
+        keys = queue.keys
+        lane = request.lane
+        if service < 0.0:
+            if queue.refunded(lane):
+                self.policy.head_changed(queue)
+        elif lane is keys.front and lane.counter >= keys.rival and queue.reorder():
+            self.policy.head_changed(queue)
 
     def take_new_output(self) -> int:
         """Output tokens delivered since this was asked last."""
@@ -356,6 +370,7 @@ class Books:
             self.waste.spared(request)
         if state is State.FINISHED and request.output_tokens and request.num_sequences == 1:
             self._lengths.finished(request.key, request.tenant.tenant_id, request.output_tokens)
+        request.lane.num_open -= 1
         self.policy.ended(request)
         if request.agent is not None:
             self._agents.leave(request, now)

@@ -5,12 +5,13 @@ Each law is one function of the state that returns the sentences of what is wron
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from router_ext.core.ids import BackendId, RequestId, TenantId
 from router_ext.core.lifecycle import State
-from router_ext.core.queues import Tenant, WaitingRoom
+from router_ext.core.queues import Tenant, TierQueue, WaitingRoom
 from router_ext.core.request import Request
 from router_ext.core.waste import WasteBudget
 
@@ -98,6 +99,23 @@ def _queues(
         for queue in tenant.by_rank:
             if queue.head is not next(iter(queue.requests()), None):
                 yield f"{tenant_id}: head of {queue.name} is not its first request"
+            yield from _lanes(tenant_id, queue, requests)
+
+
+def _lanes(tenant_id: TenantId, queue: TierQueue, requests: Mapping[RequestId, Request]) -> Iterator[str]:
+    """Lanes that hold requests are waiting, the one in front has the smallest counter, open requests are counted."""
+    where = f"{tenant_id}, {queue.name}"
+    waiting = queue.keys.waiting()
+    front = queue.keys.front
+    if {id(lane) for lane in queue.lanes.values() if lane} != {id(lane) for lane in waiting}:
+        yield f"{where}: lanes with requests are not those that wait"
+    if front is not (min(waiting, key=lambda lane: (lane.counter, lane.since)) if waiting else None):
+        yield f"{where}: the lane in front has not received the least"
+    if len(queue) != sum(len(lane) for lane in waiting):
+        yield f"{where}: counts {len(queue)} in line, lanes hold {sum(len(lane) for lane in waiting)}"
+    here = Counter(id(request.lane) for request in requests.values() if request.queue is queue)
+    if any(lane.num_open != here.pop(id(lane), 0) for lane in queue.lanes.values()) or here:
+        yield f"{where}: open requests of a lane are miscounted"
 
 
 def _parking(room: WaitingRoom, backends: Mapping[BackendId, Backend]) -> Iterator[str]:

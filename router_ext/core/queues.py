@@ -1,7 +1,7 @@
-"""Who waits: per-tenant queues by tier, and the room that holds them all.
+"""Who waits: per-tenant queues by tier and key, and the room that holds them all.
 
-Inside one tenant and tier, requests that ran before go first (by arrival), then fresh ones by arrival. Every
-operation is O(1) or O(log n); requests are removed by handle, wherever they stand.
+Inside one tenant and tier, requests wait in lanes by key (``core.lanes``); the key that has received the least
+service there goes first. Every operation is O(1) or O(log n); requests are removed by handle, wherever they stand.
 
 A request that no usable backend could hold is *parked*: it waits, counts against the limits of queues and time, but
 stands in no queue, so it is nobody's turn and its tenant is not backlogged by it. It comes back to where it stood.
@@ -10,16 +10,20 @@ stands in no queue, so it is nobody's turn and its tenant is not backlogged by i
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
 from router_ext.core.config import TenantConfig, TierConfig
-from router_ext.core.ids import RequestId, TenantId, TierName
 from router_ext.core.lengths import LEAST_SLICE
+from router_ext.core.ids import KeyId, RequestId, TenantId, TierName
+from router_ext.core.lanes import Lane
 from router_ext.core.lifecycle import State
 from router_ext.core.request import Request
+from router_ext.core.siblings import Siblings
+
+_IDLE_LANES = 64
+"""Lanes without requests tolerated beside as many others, before those that owe nothing are forgotten."""
 
 
 class TierQueue:
@@ -27,15 +31,18 @@ class TierQueue:
 
     Attributes:
         head: who goes next, or None. Kept up to date, because decisions read it far more often than it changes.
+        lanes: by key; those without requests are kept while they are ahead of the others.
         urgency, indexed, version: notes of the policy's urgency index (``fairness.slo_fair``), which forgets
             entries lazily.
     """
 
     __slots__ = (
-        "_fresh",
-        "_resumed",
+        "_keep",
+        "_num",
         "head",
         "indexed",
+        "keys",
+        "lanes",
         "name",
         "rank",
         "tenant",
@@ -50,48 +57,81 @@ class TierQueue:
         self.rank = tier.rank
         self.ttft_target_s = tier.ttft_target_s
         self.head: Request | None = None
+        self.lanes: dict[KeyId, Lane] = {}
+        self.keys: Siblings[Lane] = Siblings()
         self.urgency = 0
         self.indexed: Request | None = None
         self.version = 0
-        self._fresh: OrderedDict[int, Request] = OrderedDict()
-        self._resumed: list[tuple[int, Request]] = []
-        """(-seq, request), ascending: the oldest is last, where a list gives it up cheaply. Its length is bounded
-        by what the backends can run at once."""
+        self._num = 0
+        self._keep = _IDLE_LANES
 
     def __len__(self) -> int:
-        return len(self._fresh) + len(self._resumed)
+        return self._num
+
+    def lane(self, key: KeyId) -> Lane:
+        """The lane of a key, made on first use. Idle lanes that owe nothing are forgotten now and then, in O(n)."""
+        lane = self.lanes.get(key)
+        if lane is None:
+            if len(self.lanes) >= self._keep:
+                self._forget_idle()
+            lane = self.lanes[key] = Lane(key)
+        return lane
+
+    def _forget_idle(self) -> None:
+        floor = self.keys.floor()
+        self.lanes = {
+            key: lane for key, lane in self.lanes.items() if lane.num_open or lane.since or lane.counter > floor
+        }
+        self._keep = 2 * len(self.lanes) + _IDLE_LANES
 
     def add(self, request: Request) -> None:
-        """Queue a request: a resumed one before all fresh ones."""
-        if request.is_resumed:
-            insort(self._resumed, (-request.seq, request))
-            self.head = self._resumed[-1][1]
-        else:
-            self._fresh[request.seq] = request
-            if self.head is None:
-                self.head = request
+        """Queue a request in its lane."""
+        lane = request.lane
+        lane.add(request)
+        self._num += 1
+        if not lane.since:
+            self.keys.enter(lane)
+        if lane is self.keys.front:
+            self.head = lane.first()
 
     def sort(self) -> None:
         """Bring fresh requests back into the order of arrival, after some came back from parking. O(n)."""
-        self._fresh = OrderedDict(sorted(self._fresh.items()))
-        if not self._resumed:
-            self.head = next(iter(self._fresh.values()), None)
+        for lane in self.keys.waiting():
+            lane.sort()
+        self._see_head()
 
     def remove(self, request: Request) -> None:
         """Take a request out, wherever it stands."""
-        if request.is_resumed:
-            del self._resumed[bisect_left(self._resumed, (-request.seq,))]
-        else:
-            del self._fresh[request.seq]
-        if request is self.head:
-            if self._resumed:
-                self.head = self._resumed[-1][1]
-            else:
-                self.head = next(iter(self._fresh.values()), None)
+        lane = request.lane
+        lane.remove(request)
+        self._num -= 1
+        if not lane:
+            self.keys.leave(lane)
+            self._see_head()
+        elif request is self.head:
+            self.head = lane.first()
+
+    def reorder(self) -> bool:
+        """The lane in front has been charged up to its rival. Whether another request heads the queue now."""
+        if not self.keys.reorder():
+            return False
+        self._see_head()
+        return True
+
+    def refunded(self, lane: Lane) -> bool:
+        """A charge to a lane was taken back in part. Whether another request heads the queue now."""
+        if not self.keys.lowered(lane):
+            return False
+        self._see_head()
+        return True
+
+    def _see_head(self) -> None:
+        front = self.keys.front
+        self.head = None if front is None else front.first()
 
     def requests(self) -> list[Request]:
-        """All waiting requests, in order."""
-        return [request for _, request in reversed(self._resumed)] + list(self._fresh.values())
+        """All waiting requests: lanes by counter, in each its order. O(n)."""
+        return [request for lane in self.keys.waiting() for request in lane.requests()]
 
 
 class Tenant:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from router_ext.core.agents import Agent
     from router_ext.core.events import RequestSpec
     from router_ext.core.explain import WaitMark
+    from router_ext.core.lanes import Lane
     from router_ext.core.queues import Tenant, TierQueue
 
 
@@ -20,6 +21,7 @@ class Request:
 
     Attributes:
         seq: order of arrival; the tie-break everywhere.
+        lane: where it waits inside its queue, and the counter it is charged to there (``core.lanes``).
         prompt_tokens: the client's prompt; ``input_tokens``: what the next (or running) slice sends upstream.
         output_tokens: tokens kept so far over all slices.
         paid_in, paid_out: high-water marks of charged tokens (``core.cost``).
@@ -27,7 +29,7 @@ class Request:
         slice_busy, slice_idle: next slice while others wait, and while nobody does (``core.slicing``).
         slice_tokens, slice_output: the running slice's limit, and what it has produced.
         ticket: names this dispatch in the ledger; a closing slice keeps its own after the request moved on.
-        is_resumed: it ran before (slice end or retry) and goes ahead of fresh requests of its tenant and tier.
+        is_resumed: it ran before (slice end, retry, preemption) and goes ahead of fresh requests of its lane.
         order: place in the pool-wide order of those who wait (``core.queues``).
         cached_tokens: tokens of the running slice's input that its backend probably held already (``core.prefix``).
         agent: the agent it is a call of, under policies that order agents (``core.agents``).
@@ -60,6 +62,7 @@ class Request:
         "is_sliceable",
         "is_stuck",
         "key",
+        "lane",
         "last_backend",
         "mark",
         "max_new_tokens",
@@ -102,6 +105,7 @@ class Request:
         self.key = spec.key
         self.tenant = tenant
         self.queue = queue
+        self.lane: Lane = queue.lane(spec.key)
         self.seq = seq
         self.arrival_s = arrival_s
         target = queue.ttft_target_s

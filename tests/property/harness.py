@@ -42,6 +42,8 @@ ALL_LAWS = frozenset(
         "work_conserving",
         "no_skipping",
         "client_fifo",
+        "key_order",
+        "key_bound",
         "conservation",
         "lift",
         "ledger",
@@ -77,6 +79,9 @@ class Scenario:
     max_preemptions: int = 0
     theta: float = 0.025
     waste: float = 0.015
+    num_keys: int = 1
+    """Keys of every tenant (of those in ``split_tenants`` if there are any); each request comes with one of them."""
+    split_tenants: tuple[str, ...] = ()
 
     def config(self, rename: Callable[[str], str] = str) -> PoolConfig:
         config = build_pool(
@@ -127,6 +132,7 @@ def scenario(
     contrast: bool = False,
     unequal: bool = False,
     preemptive: bool = True,
+    num_keys: int = 1,
 ) -> Scenario:
     """A random scenario, in which somebody waits most of the time.
 
@@ -203,6 +209,7 @@ def scenario(
         max_preemptions=rng.choice([1, 1, 3]) if preemptive else 0,
         theta=rng.choice([0.0, 0.025, 0.25]),
         waste=rng.choice([0.015, 0.2, 1.0]),
+        num_keys=num_keys,
     )
 
 
@@ -234,6 +241,7 @@ class Run:
     def __post_init__(self) -> None:
         s = self.scenario
         self.rng = random.Random(s.seed + 1_000_003)
+        self.rng_keys = random.Random(s.seed + 2_000_003)
         self.now = 0.0
         self.servers = {name: StepServer(**numbers) for name, numbers in s.servers.items()}
         self.up = set(self.servers)
@@ -321,8 +329,11 @@ class Run:
         name = f"req_{order}"
         job = self.jobs[name] = Job(name, tenant, tier, order, prompt, cap, length, preferred, prompt)
         job.predicted = self.rng.randint(1, 2 * cap)
+        split = self.scenario.split_tenants
+        if not split or tenant in split:
+            job.key = f"key_{self.rng_keys.randrange(self.scenario.num_keys)}"
         usual: dict[str, Any] = {
-            "key": KeyId("key_1"),
+            "key": KeyId(job.key),
             "slice_tokens": preferred,
             "predicted_output_tokens": job.predicted,
         }
@@ -534,6 +545,8 @@ class Run:
         if len(first) != 1:
             return
         head = oracle.line(first[0])[0]
+        if oracle.is_tied(head):
+            return
         if oracle.targets and not oracle.is_urgent(head):
             return
         new = self.next_slice(head)

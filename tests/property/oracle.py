@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import combinations
 
+from tests.property.level import Level
+
 SLACK = 1e-6
 
 
@@ -37,6 +39,7 @@ class Job:
     paid_in: int = 0
     paid_out: int = 0
     resumed: bool = False
+    key: str = "key"
     place: str = "new"
     backend: str = ""
     upstream: str = ""
@@ -63,6 +66,7 @@ class Oracle:
     parked: list[Job] = field(default_factory=list)
     last_left: str | None = None
     pairs: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
+    levels: dict[tuple[str, str], Level] = field(default_factory=dict)
     worst_counter: float = 0.0
     worst_pair: float = 0.0
 
@@ -96,9 +100,31 @@ class Oracle:
         return min((self.counter[tenant] for tenant in self.backlogged()), default=None)
 
     def line(self, tenant: str, tier: str | None = None) -> list[Job]:
-        """Waiting jobs in order: rank, ran before, arrival."""
+        """Waiting jobs in order: rank, the key with the least service, ran before, arrival."""
         jobs = [job for job in self.queues[tenant] if tier is None or job.tier == tier]
-        return sorted(jobs, key=lambda job: (self.ranks[job.tier], job.tier, not job.resumed, job.order))
+        return sorted(
+            jobs,
+            key=lambda job: (
+                self.ranks[job.tier],
+                job.tier,
+                self.level(job).counter[job.key],
+                job.key,
+                not job.resumed,
+                job.order,
+            ),
+        )
+
+    def level(self, job: Job) -> Level:
+        """The keys of its tenant and tier."""
+        where = (job.tenant, job.tier)
+        if where not in self.levels:
+            self.levels[where] = Level(self.peak)
+        return self.levels[where]
+
+    def is_tied(self, job: Job) -> bool:
+        """Whether another key of its tenant and tier has received as little: then either may go first."""
+        level = self.level(job)
+        return any(k != job.key and level.counter[k] <= level.counter[job.key] + SLACK for k in level.waiting)
 
     def is_urgent(self, job: Job) -> bool:
         return job.tier in self.targets and job.output == 0
@@ -118,6 +144,7 @@ class Oracle:
             self._watch_counter(tenant)
         else:
             self.queues[tenant].append(job)
+        self.level(job).enter(job.key)
         job.place = "queued"
 
     def lift(self, tenant: str) -> None:
@@ -139,6 +166,8 @@ class Oracle:
             return
         tenant = job.tenant
         self.queues[tenant] = [other for other in self.queues[tenant] if other is not job]
+        if not any((other.tier, other.key) == (job.tier, job.key) for other in self.queues[tenant]):
+            self.level(job).leave(job.key)
         if not self.queues[tenant]:
             self.last_left = tenant
             self.pairs = {pair: span for pair, span in self.pairs.items() if tenant not in pair}
@@ -151,14 +180,19 @@ class Oracle:
         if "no_skipping" in self.laws:
             self.judge_turn(job)
         if "client_fifo" in self.laws:
-            first = self.line(tenant, job.tier)[0]
+            first = next(other for other in self.line(tenant, job.tier) if other.key == job.key)
             if first is not job:
-                raise LawBroken(f"client_fifo: {job.name} went before {first.name} of the same tenant and tier")
+                raise LawBroken(f"client_fifo: {job.name} went before {first.name} of the same tenant, tier and key")
+        if "key_order" in self.laws:
+            level = self.level(job)
+            ahead = level.counter[job.key] - min(level.counter[key] for key in level.waiting)
+            if ahead > SLACK:
+                raise LawBroken(f"key_order: {job.name} of key {job.key} went first, which is {ahead:g} ahead")
         self.leave(job)
         job.place = "running"
         unpaid = max(0, job.prompt - job.paid_in)
         job.paid_in = max(job.paid_in, job.prompt)
-        self._charge(tenant, self.w_prompt * unpaid)
+        self._charge(job, self.w_prompt * unpaid)
 
     def judge_turn(self, job: Job) -> None:
         """Who starts is in turn, or its tenant is within its pass."""
@@ -176,11 +210,15 @@ class Oracle:
         job.output += 1
         if job.output > job.paid_out:
             job.paid_out = job.output
-            self._charge(job.tenant, self.w_output)
+            self._charge(job, self.w_output)
 
-    def _charge(self, tenant: str, service: float) -> None:
+    def _charge(self, job: Job, service: float) -> None:
         if not service:
             return
+        tenant = job.tenant
+        ratio = self.level(job).charge(job.key, service)
+        if "key_bound" in self.laws and ratio > 1.0 + SLACK:
+            raise LawBroken(f"key_bound: keys of {tenant} are {ratio:.3f} of their bound apart")
         self.counter[tenant] += service / self.weights[tenant]
         self.delivered[tenant] += service
         if not self.queues[tenant]:

@@ -29,7 +29,7 @@ from router_ext.core.fairness.base import Standing
 from router_ext.core.fairness.counters import Counters
 from router_ext.core.fairness.slo_fair import SloFair
 from router_ext.core.fleet import Fleet
-from router_ext.core.queues import TierQueue
+from router_ext.core.lanes import Lane
 from router_ext.core.scheduler import Scheduler
 from tests.property.harness import ALL_LAWS, Run, Scenario, scenario
 from tests.property.oracle import LawBroken
@@ -183,12 +183,11 @@ def last_come_first_served(patch: pytest.MonkeyPatch) -> None:
     def add(self: Any, request: Any) -> None:
         if request.is_resumed:
             original(self, request)
-            return
-        self._fresh = OrderedDict([(request.seq, request), *self._fresh.items()])
-        self.head = self._resumed[-1][1] if self._resumed else request
+        else:
+            self._fresh = OrderedDict([(request.seq, request), *self._fresh.items()])
 
-    original = TierQueue.add
-    patch.setattr(TierQueue, "add", add)
+    original = Lane.add
+    patch.setattr(Lane, "add", add)
 
 
 def resumed_go_last(patch: pytest.MonkeyPatch) -> None:
@@ -196,8 +195,8 @@ def resumed_go_last(patch: pytest.MonkeyPatch) -> None:
         request.is_resumed = False
         original(self, request)
 
-    original = TierQueue.add
-    patch.setattr(TierQueue, "add", add)
+    original = Lane.add
+    patch.setattr(Lane, "add", add)
 
 
 def double_charge_on_finish(patch: pytest.MonkeyPatch) -> None:

@@ -142,6 +142,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         is_sliceable=st.sampled_from([True, True, False]),
         sequences=st.sampled_from([1, 1, 2]),
         prefix=st.sampled_from([(), (1,), (1, 2), (1, 3), (1, 2, 4), (2, 1, 1)]),
+        key=st.sampled_from(["key_a", "key_a", "key_b", "key_c"]),
     )
     def arrive(
         self,
@@ -153,12 +154,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         is_sliceable: bool,
         sequences: int,
         prefix: tuple[int, ...],
+        key: str,
     ) -> None:
         name = f"req_{len(self.specs)}"
         spec = RequestSpec(
             request_id=RequestId(name),
             tenant=TenantId(tenant),
-            key=KeyId("key"),
+            key=KeyId(key),
             tier=TierName(tier),
             prompt_tokens=prompt,
             max_new_tokens=cap,

@@ -6,91 +6,20 @@ the tenant that was last to stop waiting: idling earns nothing.
 
 Guarantee: ``V`` never decreases (but for settlements of estimated prompts), and lift never lowers a counter.
 
-Cost: O(1) per charge; O(log n) amortised per look at the floor. Counters only grow, so the heap may hold old
-keys: an entry that proves too small is moved down when it reaches the top.
+The counter of the request's key inside its tenant and tier is charged with it (``core.lanes``).
+
+Cost: O(1) per charge; O(log n) amortised per look at the floor (``siblings.MinIndex``).
 
 Source: Sheng et al., Fairness in Serving Large Language Models (OSDI 2024), algorithm 2 and its weighted form.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from router_ext.core.queues import Tenant
 from router_ext.core.request import Request
-
-_SLACK = 64
-"""Forgotten entries tolerated beside as many live ones, before a heap is rebuilt."""
-
-
-class MinIndex:
-    """Backlogged tenants by a key that mostly grows. Ties: whoever became backlogged first."""
-
-    __slots__ = ("_heap", "_key", "_live")
-
-    def __init__(self, key: Callable[[Tenant], float]) -> None:
-        self._key = key
-        self._heap: list[tuple[float, int, Tenant]] = []
-        self._live: dict[Tenant, float] = {}
-        """Key of the one entry of each tenant that counts."""
-
-    def __len__(self) -> int:
-        return len(self._live)
-
-    def add(self, tenant: Tenant) -> None:
-        """Enter a tenant that has become backlogged (``since`` is set), or note that its key fell."""
-        key = self._key(tenant)
-        self._live[tenant] = key
-        heap = self._heap
-        heapq.heappush(heap, (key, tenant.since, tenant))
-        if len(heap) > 2 * len(self._live) + _SLACK:
-            self.rebuild()
-
-    def discard(self, tenant: Tenant) -> None:
-        """Forget a tenant that is no longer backlogged."""
-        self._live.pop(tenant, None)
-
-    def lowered(self, tenant: Tenant) -> None:
-        """The tenant's key may have fallen."""
-        live = self._live.get(tenant)
-        if live is not None and self._key(tenant) < live:
-            self.add(tenant)
-
-    def rebuild(self) -> None:
-        """Drop forgotten entries; O(n), paid for by as many forgotten ones."""
-        for tenant in self._live:
-            self._live[tenant] = self._key(tenant)
-        self._heap = [(key, tenant.since, tenant) for tenant, key in self._live.items()]
-        heapq.heapify(self._heap)
-
-    def top(self) -> Tenant | None:
-        """The tenant with the smallest key."""
-        heap = self._heap
-        live = self._live
-        while heap:
-            entry = heap[0]
-            old, since, tenant = entry
-            if tenant.since != since or live.get(tenant) != old:
-                heapq.heappop(heap)
-                continue
-            key = self._key(tenant)
-            if key > old:
-                live[tenant] = key
-                heapq.heapreplace(heap, (key, since, tenant))
-                continue
-            return tenant
-        return None
-
-    def pop(self) -> tuple[float, int, Tenant] | None:
-        """Take the smallest entry out, to look at the next; give it back with ``restore``."""
-        return heapq.heappop(self._heap) if self.top() is not None else None
-
-    def restore(self, entries: list[tuple[float, int, Tenant]]) -> None:
-        """Give popped entries back. One that stopped counting meanwhile is dropped."""
-        for entry in entries:
-            if entry[2].since == entry[1] and self._live.get(entry[2]) == entry[0]:
-                heapq.heappush(self._heap, entry)
+from router_ext.core.siblings import MinIndex, lift
 
 
 class Counters:
@@ -109,7 +38,7 @@ class Counters:
     )
 
     def __init__(self) -> None:
-        self.index = MinIndex(lambda tenant: tenant.counter)
+        self.index: MinIndex[Tenant] = MinIndex(lambda tenant: tenant.counter)
         self.waiting_weight = 0.0
         self.total_service = 0.0
         """Service charged so far, over all tenants."""
@@ -159,7 +88,11 @@ class Counters:
         self.index.discard(tenant)
 
     def charge(self, request: Request, service: float) -> None:
-        """Add service delivered to a request, divided by its tenant's weight. Negative: an estimate is settled."""
+        """Add service delivered to a request to its key, and divided by its tenant's weight to that.
+
+        Negative: an estimate is settled.
+        """
+        request.lane.counter += service
         tenant = request.tenant
         tenant.counter += service / tenant.weight
         self.total_service += service
@@ -214,15 +147,3 @@ class Counters:
                 self._inherited.discard(tenant)
             if gap > self.largest_gap_service:
                 self.largest_gap_service = gap
-
-
-def lift(counter: float, virtual_time: float) -> float:
-    """Service counter of a tenant that has just become backlogged.
-
-    A tenant that was idle must not return with stored credit, nor be punished for having been served before. Taking
-    the larger of its own counter and virtual time gives both.
-
-    Units: both arguments in service per weight.
-    Invariants: result >= counter; result >= virtual_time.
-    """
-    return counter if counter > virtual_time else virtual_time

@@ -33,9 +33,9 @@ from typing import ClassVar
 
 from router_ext.core.config import PoolConfig
 from router_ext.core.fairness.base import Candidates, FairnessPolicy, Standing, Surroundings
-from router_ext.core.fairness.counters import MinIndex
 from router_ext.core.queues import Tenant, TierQueue
 from router_ext.core.request import Request
+from router_ext.core.siblings import MinIndex
 
 _ON_TIME_TRIES = 3
 _LATE_TRIES = 2
