@@ -25,8 +25,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from router_ext.core.fairness.base import Candidates, FairnessPolicy, Standing, Surroundings
-from router_ext.core.fairness.counters import MinIndex
 from router_ext.core.queues import Tenant
+from router_ext.core.siblings import MinIndex
 
 _HEAD = Standing.HEAD
 
@@ -39,7 +39,7 @@ class Vtc(FairnessPolicy):
     def __init__(self, around: Surroundings) -> None:
         super().__init__(around)
         self._aging_s = around.config.aging_s
-        self._keys: MinIndex = around.counters.index
+        self._keys: MinIndex[Tenant] = around.counters.index
 
     def candidates(self, now: float) -> Candidates:
         """The head in turn, and nobody else."""
