@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from router_ext.core.config import TenantConfig, TierConfig
-from router_ext.core.lengths import LEAST_SLICE
 from router_ext.core.ids import KeyId, RequestId, TenantId, TierName
 from router_ext.core.lanes import Lane
+from router_ext.core.lengths import LEAST_SLICE
 from router_ext.core.lifecycle import State
 from router_ext.core.request import Request
 from router_ext.core.siblings import Siblings
