@@ -402,10 +402,10 @@ def _sample_step(request: Request, now: float) -> None:
 
 
 def _update_expected(request: Request, *, is_counted: bool = True) -> None:
-    """Keep the tenant's predicted tokens in flight, which the decision key may use."""
+    """Keep the tenant's predicted tokens in flight, which the decision key may use: those yet to be charged."""
     expected = 0
     if is_counted and request.state.is_running:
-        rest = request.predicted_output_tokens - request.output_tokens
-        expected = max(0, min(rest, request.slice_tokens - request.slice_output))
+        slice_end = request.output_tokens + request.slice_tokens - request.slice_output
+        expected = max(0, min(request.predicted_output_tokens, slice_end) - request.paid_out)
     request.tenant.expected_rest += expected - request.expected_rest
     request.expected_rest = expected

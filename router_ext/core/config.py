@@ -133,6 +133,11 @@ class PoolConfig:
         help="The same for other work that starts on another backend, or behind a request in turn that does not fit "
         "yet. 0: nothing starts while the request in turn waits.",
     )  # fmt: skip
+    rpm_limit: int = knob(
+        60, low=1, high=1_000_000, section=knobs.POLICY, policies=("rpm",), label="Requests per minute",
+        help="Requests that a tenant of weight 1 may send in any 60 seconds; others in proportion to their weight, at "
+        "least one. More are refused with 429.",
+    )  # fmt: skip
     quantum_ratio: float = knob(
         0.025, low=0.001, high=10, section=knobs.POLICY, policies=("drr",), label="Quantum",
         help="Service that one round grants the heaviest tenant, as a share of U'; the others get theirs by weight. "

@@ -501,6 +501,7 @@ class Run:
         match action:
             case Dispatch():
                 job = self.jobs[action.request_id]
+                job.slice_end = job.output + action.slice_tokens
                 self.oracle.dispatch(job)
                 self.log.append((self.now, job.name, str(action.backend), action.slice_tokens, action.segment))
                 job.backend = action.backend

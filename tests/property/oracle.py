@@ -34,6 +34,7 @@ class Job:
     preferred_slice: int
     input_tokens: int
     predicted: int = 1
+    slice_end: int = 0
     output: int = 0
     cuts: int = 0
     paid_in: int = 0

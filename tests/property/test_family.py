@@ -7,15 +7,17 @@ from typing import Any
 import pytest
 
 from router_ext.core import bounds
-from tests.property.family import DrrOracle, VtcOracle
+from tests.property.family import DrrOracle, PredictOracle, VtcOracle
 from tests.property.harness import ALL_LAWS, Run, Scenario, scenario
 from tests.property.oracle import LawBroken, Oracle
 
-ORACLES: dict[str, type[Oracle]] = {"vtc": VtcOracle, "lcf": VtcOracle, "drr": DrrOracle}
+ORACLES: dict[str, type[Oracle]] = {"vtc": VtcOracle, "lcf": VtcOracle, "drr": DrrOracle, "vtc-predict": PredictOracle}
+FAMILY = ["vtc", "vtc-predict", "drr"]
+MORE_LAWS = frozenset({"advance_bound"})
 
 
 def run(case: Scenario, *laws: str) -> Run:
-    return Run(case, frozenset(laws) if laws else ALL_LAWS, oracle_type=ORACLES[case.policy]).go()
+    return Run(case, frozenset(laws) if laws else ALL_LAWS | MORE_LAWS, oracle_type=ORACLES[case.policy]).go()
 
 
 def run_many(cases: list[Scenario], law: str) -> None:
@@ -23,14 +25,14 @@ def run_many(cases: list[Scenario], law: str) -> None:
         run(case, law)
 
 
-@pytest.mark.parametrize("policy", ["vtc", "drr"])
+@pytest.mark.parametrize("policy", FAMILY)
 @pytest.mark.parametrize("seed", range(12))
 def test_all_laws_hold(policy: str, seed: int) -> None:
     options: dict[str, Any] = {"with_faults": seed % 3 == 0, "unequal": seed % 4 == 3, "weighted": seed % 2 == 0}
     assert run(scenario(seed, policy=policy, **options)).log
 
 
-@pytest.mark.parametrize("policy", ["vtc", "drr"])
+@pytest.mark.parametrize("policy", FAMILY)
 @pytest.mark.parametrize("seed", range(5))
 def test_the_product_states_the_bound_the_oracle_judges_by(policy: str, seed: int) -> None:
     outcome = run(scenario(seed, policy=policy, steps=20))

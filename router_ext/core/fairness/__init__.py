@@ -11,14 +11,18 @@ from router_ext.core.fairness.drr import Drr
 from router_ext.core.fairness.fifo import Fifo
 from router_ext.core.fairness.justitia import Justitia
 from router_ext.core.fairness.lcf import Lcf
+from router_ext.core.fairness.rpm import Rpm
 from router_ext.core.fairness.slo_fair import SloFair
 from router_ext.core.fairness.vtc import Vtc
+from router_ext.core.fairness.vtc_predict import VtcPredict
 
 POLICIES: dict[str, type[FairnessPolicy]] = {
     "fifo": Fifo,
-    "justitia": Justitia,
+    "rpm": Rpm,
     "drr": Drr,
     "vtc": Vtc,
+    "vtc-predict": VtcPredict,
+    "justitia": Justitia,
     "slo-fair": SloFair,
 }
 """Policies by the name a pool's configuration gives them."""

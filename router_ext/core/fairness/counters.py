@@ -58,6 +58,11 @@ class Counters:
         self._seen_floor = top.counter
         return top.counter
 
+    @property
+    def last_left(self) -> Tenant | None:
+        """The tenant whose queue became empty last."""
+        return self._last_left
+
     def floor_or_last(self) -> float:
         """``V``, or while nobody waits the counter that a returning tenant would be lifted to."""
         floor = self.floor()
