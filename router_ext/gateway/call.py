@@ -205,12 +205,10 @@ class Call:
         self.recomputed_tokens += count
         self._words[RECOMPUTED_TOKENS] = self.recomputed_tokens
 
-    def preempted(self, reason: str) -> None:
-        """A running slice was cut for others."""
+    def preempted(self) -> None:
+        """A running slice was cut for others; the scheduler knows for whom."""
         self.preemptions += 1
         self._words[PREEMPTIONS] = self.preemptions
-        if reason and len(self.explanation) < MAX_EXPLANATION:
-            self.explanation.append(reason)
 
     def held(self, kv_tokens: int, seconds: float) -> None:
         """A slice has held ``kv_tokens`` of KV for ``seconds``."""

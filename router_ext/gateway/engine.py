@@ -68,7 +68,7 @@ class Scheduled(Protocol):
     step: Step
 
     def dispatch(self, action: Dispatch, member: Member) -> None: ...
-    def preempt(self, reason: str) -> None: ...
+    def preempt(self) -> None: ...
     def undispatched(self) -> None: ...
     def expired(self, error: FairlaneError) -> None: ...
     def refused(self, error: FairlaneError) -> None: ...
@@ -271,7 +271,7 @@ class PoolEngine:
                 # Dispatched, in an action that was never carried out.
                 generation.undispatched()
             elif state == "preempting" and generation.step is Step.RUNNING:
-                generation.preempt("")
+                generation.preempt()
         for request_id in believed.keys() - self._generations.keys():
             self.post(Cancelled(request_id=RequestId(request_id)))
         self.post(TimerFired())
@@ -359,7 +359,7 @@ class PoolEngine:
                 return
             generation.dispatch(action, member)
         elif isinstance(action, Preempt):
-            generation.preempt(action.reason)
+            generation.preempt()
         elif isinstance(action, Reject):
             self.forget(generation)
             generation.refused(self._error_of(action))

@@ -23,7 +23,7 @@ from router_ext.errors import ArtifactRefused, NoBackend, SettingsError, Snapsho
 from router_ext.gateway.configure import Directory
 from router_ext.gateway.engine import PoolEngine
 from router_ext.obs.logs import get_logger
-from router_ext.obs.metrics import BackendReading, Metrics, Readings, TenantReading
+from router_ext.obs.metrics import BackendReading, Metrics, PoolReading, Readings, TenantReading
 from router_ext.predict.baseline import KIND, Baseline
 from router_ext.settings import RouterSettings, load_backend_key
 from router_ext.sync.ledger import Ledger, now_us
@@ -294,7 +294,17 @@ class Router:
         )
         for engine in self.engines.values():
             stats = engine.stats()
-            now.inflight[engine.name] = stats.running
+            now.pools.append(
+                PoolReading(
+                    pool=engine.name,
+                    running=stats.running,
+                    parked=stats.parked,
+                    bound_service=stats.bound_service,
+                    largest_gap_service=stats.largest_gap_service,
+                    preempted_total=stats.preempted_total,
+                    waste_tokens=stats.waste_tokens,
+                )
+            )
             for tier, count in stats.queued_by_tier.items():
                 now.queued[engine.name, tier] = count
             for b in stats.backends:
@@ -376,4 +386,8 @@ def _pool_state(pool: str, engine: PoolEngine) -> PoolState:
         predictor_digest=engine.predictor_digest,
         bound_service=stats.bound_service,
         largest_gap_service=stats.largest_gap_service,
+        parked=stats.parked,
+        preempted_total=stats.preempted_total,
+        recomputed_tokens_total=stats.recomputed_tokens_total,
+        waste_tokens=stats.waste_tokens,
     )

@@ -63,7 +63,7 @@ class TextGeneration(UpstreamGeneration):
             is_after_preemption=is_preempted,
         )
 
-    def preempt(self, reason: str) -> None:
+    def preempt(self) -> None:
         flow = self.flow
         if self.step is not Step.RUNNING or not flow.is_interruptible:
             return
@@ -71,7 +71,7 @@ class TextGeneration(UpstreamGeneration):
         flow.interrupt()
         self._close()
         self._is_preempted = True
-        self.call.preempted(reason)
+        self.call.preempted()
         if flow.phase is Phase.READY:
             self._recomputed()
             self.requeue(None)

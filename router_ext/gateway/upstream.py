@@ -133,7 +133,7 @@ class UpstreamGeneration:
         if self.call.client.is_paused:
             self._handle.pause_reading()
 
-    def preempt(self, reason: str) -> None:
+    def preempt(self) -> None:
         """Give the backend back in this turn, if the answer can go on later; otherwise it runs to its end.
 
         Nothing to do either when its end, or a failure, has come first: what becomes of it is being reported.

@@ -52,14 +52,26 @@ class TenantReading:
     output_tokens: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolReading:
+    """One pool at scrape time; fields as in ``core.snapshot.PoolStats``."""
+
+    pool: str
+    running: int
+    parked: int
+    bound_service: float | None
+    largest_gap_service: float
+    preempted_total: dict[str, int]
+    waste_tokens: float
+
+
 @dataclass(slots=True, kw_only=True)
 class Readings:
     """Everything read at scrape time."""
 
     queued: dict[tuple[str, str], int] = field(default_factory=dict)
     """Waiting requests by pool and tier."""
-    inflight: dict[str, int] = field(default_factory=dict)
-    """Running requests by pool."""
+    pools: list[PoolReading] = field(default_factory=list)
     backends: list[BackendReading] = field(default_factory=list)
     tenants: list[TenantReading] = field(default_factory=list)
     spool_events: int = 0
@@ -89,11 +101,8 @@ class _Snapshotted(Collector):
         queued = GaugeMetricFamily("fairlane_queue_length", "Waiting requests.", labels=["model", "tier"])
         for (pool, tier), count in now.queued.items():
             queued.add_metric([pool, tier], count)
-        inflight = GaugeMetricFamily("fairlane_inflight_requests", "Running requests.", labels=["model"])
-        for pool, count in now.inflight.items():
-            inflight.add_metric([pool], count)
         yield queued
-        yield inflight
+        yield from _pool_metrics(now.pools)
         labels = ["model", "backend"]
         up = GaugeMetricFamily("fairlane_backend_up", "1 if the backend may be used.", labels=labels)
         running = GaugeMetricFamily("fairlane_backend_running_requests", "Streams open.", labels=labels)
@@ -128,6 +137,37 @@ class _Snapshotted(Collector):
         yield GaugeMetricFamily("fairlane_draining", "1 while the router ends its streams.", float(now.is_draining))
         if self._has_tenants:
             yield from _tenant_metrics(now.tenants)
+
+
+def _pool_metrics(readings: list[PoolReading]) -> Iterable[Metric]:
+    labels = ["model"]
+    inflight = GaugeMetricFamily("fairlane_inflight_requests", "Running requests.", labels=labels)
+    parked = GaugeMetricFamily(
+        "fairlane_parked_requests", "Waiting requests that only a backend not in use could hold.", labels=labels
+    )
+    bound = GaugeMetricFamily(
+        "fairlane_fairness_bound_service", "Largest gap the policy allows, in weighted tokens.", labels=labels
+    )
+    gap = GaugeMetricFamily(
+        "fairlane_fairness_largest_gap_service", "Largest gap seen, in weighted tokens.", labels=labels
+    )
+    preempted = CounterMetricFamily(
+        "fairlane_preemptions", "Streams told to stop so that their KV comes free.", labels=["model", "trigger"]
+    )
+    waste = GaugeMetricFamily(
+        "fairlane_waste_budget_tokens", "Tokens that may be computed again for preemptions.", labels=labels
+    )
+    for r in readings:
+        name = [r.pool]
+        inflight.add_metric(name, r.running)
+        parked.add_metric(name, r.parked)
+        if r.bound_service is not None:
+            bound.add_metric(name, r.bound_service)
+        gap.add_metric(name, r.largest_gap_service)
+        for trigger, count in r.preempted_total.items():
+            preempted.add_metric([r.pool, trigger], count)
+        waste.add_metric(name, r.waste_tokens)
+    return inflight, parked, bound, gap, preempted, waste
 
 
 def _tenant_metrics(readings: list[TenantReading]) -> Iterable[Metric]:
@@ -234,9 +274,11 @@ class Metrics:
             buckets=RATIO,
             registry=None,
         )
-        self.preemptions = Counter("fairlane_preemptions", "Streams cut to free KV.", ["reason"], registry=None)
         self.recomputed = Counter(
-            "fairlane_recomputed_tokens", "Tokens generated and dropped.", ["model"], registry=None
+            "fairlane_recomputed_tokens",
+            "Tokens generated and dropped, or processed again after a preemption.",
+            ["model"],
+            registry=None,
         )
         self.resumed_prefill = Counter(
             "fairlane_resumed_prefill_tokens", "Prompt tokens of continuations.", ["model"], registry=None
@@ -257,7 +299,6 @@ class Metrics:
                 self.prompt_tokens,
                 self.output_tokens,
                 self.predicted,
-                self.preemptions,
                 self.recomputed,
                 self.resumed_prefill,
                 self.retries,

@@ -229,6 +229,13 @@ class PoolState(msgspec.Struct, frozen=True, kw_only=True):
     predictor_digest: str | None = None
     bound_service: float | None = None
     largest_gap_service: float | None = None
+    parked: int = 0
+    preempted_total: dict[str, int] = {}
+    """Requests told to stop for others since the router's start, by trigger."""
+    recomputed_tokens_total: int = 0
+    """Tokens that preempted requests sent again since then."""
+    waste_tokens: float | None = None
+    """Tokens that may be computed again for preemptions at present; negative after an overdraft."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):

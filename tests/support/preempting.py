@@ -15,7 +15,8 @@ from router_ext.backends.fake import Script
 from router_ext.backends.tgi import TgiBackend
 from router_ext.core.actions import Action, Preempt
 from router_ext.core.events import Event
-from router_ext.core.lifecycle import State, Trigger, advance
+from router_ext.core.lifecycle import State
+from router_ext.core.preemption import lost_tokens
 from router_ext.core.request import Request
 from router_ext.gateway.engine import PoolEngine
 from router_ext.wire.controlplane import BackendRecord
@@ -46,11 +47,10 @@ class ForcedCuts:
         for request in list(self._engine.scheduler._requests.values()):
             if request.state is State.DECODING and self._choose(request):
                 assert request.backend is not None
-                request.state = advance(request.state, Trigger.PREEMPT)
+                self._engine.scheduler._books.preempt(request, lost_tokens(request), "a test's wish")
+                request.backend.expect_release(request, now + request.backend.cut_lag_s())
                 self.cut.append((request.request_id, request.output_tokens))
-                actions.append(
-                    Preempt(request_id=request.request_id, backend=request.backend.backend_id, reason="a test's wish")
-                )
+                actions.append(Preempt(request_id=request.request_id, backend=request.backend.backend_id))
         return actions
 
 

@@ -35,6 +35,7 @@ class PoolPicture:
     backends: list[dict[str, object]]
     tenants: list[dict[str, object]]
     shares: str
+    preemptions: int
 
 
 def _picture(router: str, state: PoolState, tenants: dict[str, tuple[str, float]], pool: Pool | None) -> PoolPicture:
@@ -70,6 +71,7 @@ def _picture(router: str, state: PoolState, tenants: dict[str, tuple[str, float]
         ],
         tenants=[{"state": t, "name": names[t.tenant]} for t in busy],
         shares=charts.share_bars(title="Service delivered since the router started", shares=shares) if shares else "",
+        preemptions=sum(state.preempted_total.values()),
     )
 
 

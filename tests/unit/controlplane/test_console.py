@@ -23,6 +23,7 @@ from controlplane.console import charts
 from controlplane.console.views import tenants as tenant_views
 from controlplane.fleet import actions as fleet_actions
 from controlplane.fleet.models import Pool
+from controlplane.fleet.routers import create_router, take_heartbeat
 from controlplane.keys.actions import issue_key, revoke_key
 from controlplane.keys.models import ApiKey
 from controlplane.tenants.actions import create_tenant
@@ -31,6 +32,7 @@ from controlplane.tiers import actions as tier_actions
 from controlplane.tiers.models import Tier
 from controlplane.training.actions import cancel_job, start_job
 from router_ext.core.config import KNOBS, policy_pages
+from router_ext.wire.controlplane import Heartbeat, PoolState
 
 pytestmark = pytest.mark.django_db
 
@@ -217,6 +219,28 @@ def test_a_fragment_of_somebody_signed_out_reloads_the_page_instead_of_filling_i
     answer = Client().get(reverse("console:live_fragment"), headers={"hx-request": "true"})
     assert answer.headers["hx-refresh"] == "true"
     assert answer.content == b""
+
+
+def test_the_live_page_says_how_much_was_preempted(operator: Client, platform: None) -> None:
+    router, _ = create_router(actor=SYSTEM, name="edge")
+    pool = Pool.objects.get()
+
+    def shown(**fields: object) -> str:
+        state = PoolState(pool=pool.id, policy="slo-fair", running=1, **fields)  # type: ignore[arg-type]
+        beat = Heartbeat(
+            router="rtr_1", version="1", address="127.0.0.1:1", applied_revision=0, applied_at_us=0, pools=[state]
+        )
+        take_heartbeat(router=router, heartbeat=beat)
+        page = operator.get(reverse("console:live_fragment")).content.decode()
+        return " ".join(re.sub(r"<[^>]*>", " ", page).split())
+
+    page = shown(preempted_total={"deadline": 1_300, "gap": 4}, recomputed_tokens_total=98_765, parked=7)
+    assert "1,304 streams told to stop for others (deadline 1,300, gap 4)" in page
+    assert "98,765 tokens computed again for them" in page
+    assert "7 waiting for a server large enough" in page
+    page = shown(preempted_total={"deadline": 0, "gap": 0})
+    assert "told to stop" not in page
+    assert "large enough" not in page
 
 
 def test_two_people_cannot_overwrite_each_other(operator: Client, platform: None) -> None:
