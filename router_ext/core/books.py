@@ -123,6 +123,11 @@ class Books:
         self._aging_ratio = config.aging_ratio
         self.policy = policy
 
+    @property
+    def num_opened(self) -> int:
+        """Requests that have arrived so far, refused ones included."""
+        return self._next_seq - 1
+
     def open(self, spec: RequestSpec, tenant: Tenant, queue: TierQueue, now: float) -> Request:
         """A record for a request that has arrived; it counts for nothing until it is queued."""
         request = Request(spec, tenant=tenant, queue=queue, seq=self._next_seq, arrival_s=now)

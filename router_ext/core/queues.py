@@ -78,9 +78,9 @@ class TierQueue:
         return lane
 
     def _forget_idle(self) -> None:
-        floor = self.keys.floor()
+        base = self.keys.base()
         self.lanes = {
-            key: lane for key, lane in self.lanes.items() if lane.num_open or lane.since or lane.counter > floor
+            key: lane for key, lane in self.lanes.items() if lane.num_open or lane.since or lane.counter > base
         }
         self._keep = 2 * len(self.lanes) + _IDLE_LANES
 

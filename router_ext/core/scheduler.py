@@ -49,8 +49,9 @@ from router_ext.core.fleet import Fleet
 from router_ext.core.ids import RequestId, TenantId
 from router_ext.core.lifecycle import IllegalTransition, State, Trigger, advance
 from router_ext.core.limits import Limits
-from router_ext.core.queues import WaitingRoom
+from router_ext.core.queues import TierQueue, WaitingRoom
 from router_ext.core.request import Request
+from router_ext.core.saved import SETTLE_S, Restored, save
 from router_ext.core.tenants import Tenants
 from router_ext.core.tiers import Tiers
 
@@ -68,6 +69,8 @@ class Scheduler:
     def __init__(self, config: PoolConfig) -> None:
         self._now = 0.0
         self._timer_at = _FOREVER
+        self._settles_s = _FOREVER
+        self._settling: list[TierQueue] = []
         self._counters = Counters()
         self._cost = LinearCost(w_prompt=config.w_prompt, w_output=config.w_output)
         self._room = room = WaitingRoom()
@@ -140,6 +143,8 @@ class Scheduler:
         spec = event.request
         if spec.request_id in self._requests:
             raise IllegalTransition(f"request {spec.request_id} has arrived already")
+        if now >= self._settles_s:
+            self._settled()
         tier = self._tiers.get(spec.tier)
         tenant = self._tenants.get(spec.tenant)
         request = self._books.open(spec, tenant, tenant.queue(tier), now)
@@ -331,6 +336,38 @@ class Scheduler:
         self._timer_at = _FOREVER
         self._limits.expire_due(now, actions)
         self._decider.decide(now, actions)
+
+    # --- across restarts -------------------------------------------------------------------------------------------
+
+    def save(self) -> dict[str, Any]:
+        """Who is ahead of whom, JSON-safe, for ``restore`` in another process (``core.saved``). O(tenants + keys)."""
+        return save(self._tenants.by_id.values(), self._counters.base())
+
+    def restore(self, saved: object, now: float) -> list[str]:
+        """Begin with the counters of a scheduler that is gone, before the first request arrives.
+
+        Returns:
+            sentences about what was ignored, because it is not configured or no counter.
+
+        Raises:
+            ValueError: requests have arrived already.
+        """
+        if self._books.num_opened:
+            raise ValueError("counters can be restored only before the first request arrives")
+        restored = Restored(self._config, self._tenants)
+        restored.read(saved)
+        self._settling = restored.levels
+        self._settles_s = now + SETTLE_S
+        self._counters.settle()
+        return restored.reasons
+
+    def _settled(self) -> None:
+        self._settles_s = _FOREVER
+        for queue in self._settling:
+            queue.keys.settled()
+        self._settling = []
+        self._counters.settled()
+        self._counters.restart_gap(self._tenants.by_id.values(), pass_service(self._config))
 
     # --- reading ---------------------------------------------------------------------------------------------------
 

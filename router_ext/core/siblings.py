@@ -130,11 +130,12 @@ class Siblings(Generic[S]):
         rival: counter at which ``front`` has to be looked for anew; infinity while nobody else waits.
     """
 
-    __slots__ = ("_index", "_last_left", "_next_since", "_only", "front", "rival")
+    __slots__ = ("_index", "_last_left", "_lead", "_next_since", "_only", "front", "rival")
 
     def __init__(self) -> None:
         self.front: S | None = None
         self.rival = _NOBODY_ELSE
+        self._lead: float | None = 0.0
         self._only: S | None = None
         self._index: MinIndex[S] | None = None
         self._last_left: S | None = None
@@ -147,8 +148,15 @@ class Siblings(Generic[S]):
             return front.counter
         return float("-inf") if self._last_left is None else self._last_left.counter
 
+    def base(self) -> float:
+        """Who is not above this owes its siblings nothing."""
+        floor = self.floor()
+        return 0.0 if floor == float("-inf") else floor - (self._lead or 0.0)
+
     def enter(self, sibling: S) -> None:
         """It has begun to wait: lift it."""
+        if self._lead is None:
+            self._lead = sibling.counter
         index = self._index
         if index is None:
             if self._only is None or self._only is sibling:
@@ -158,15 +166,26 @@ class Siblings(Generic[S]):
             index = self._index = MinIndex(_counter)
             if self.front is not None:
                 index.add(self.front)
-        sibling.counter = lift(sibling.counter, self.floor())
+        sibling.counter = lift(sibling.counter, self.floor() - self._lead)
         self._next_since += 1
         sibling.since = self._next_since
         index.add(sibling)
         front = self.front
         if front is None:
             self.front = sibling
+        elif sibling.counter < front.counter:
+            self.rival = front.counter
+            self.front = sibling
         elif sibling.counter < self.rival:
             self.rival = sibling.counter
+
+    def settle(self) -> None:
+        """Counters were restored (``core.saved``): who comes back first lifts nobody to what it is ahead itself."""
+        self._lead = None
+
+    def settled(self) -> None:
+        """Those that were expected back are here, or will not come."""
+        self._lead = 0.0
 
     def leave(self, sibling: S) -> None:
         """It waits no longer."""

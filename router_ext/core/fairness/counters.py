@@ -28,7 +28,9 @@ class Counters:
     __slots__ = (
         "_inherited",
         "_inherited_above",
+        "_is_settling",
         "_last_left",
+        "_lead",
         "_next_since",
         "_seen_floor",
         "index",
@@ -47,6 +49,8 @@ class Counters:
         self._inherited: set[Tenant] = set()
         self._inherited_above = 0.0
         self._last_left: Tenant | None = None
+        self._lead: float | None = 0.0
+        self._is_settling = False
         self._next_since = 1
         self._seen_floor = float("inf")
 
@@ -70,9 +74,15 @@ class Counters:
             return floor
         return 0.0 if self._last_left is None else self._last_left.counter
 
+    def base(self) -> float:
+        """Whose counter is not above this owes nothing: the floor, but for what is forgiven while they settle."""
+        return self.floor_or_last() - (self._lead or 0.0)
+
     def backlogged(self, tenant: Tenant) -> None:
         """Lift and enter a tenant whose queue has just become non-empty."""
-        tenant.counter = lift(tenant.counter, self._lift_to())
+        if self._lead is None:
+            self._lead = tenant.counter
+        tenant.counter = lift(tenant.counter, self._lift_to() - self._lead)
         self.enter(tenant)
 
     def enter(self, tenant: Tenant) -> None:
@@ -120,6 +130,19 @@ class Counters:
         self._inherited_above = allowed_service
         self._inherited = {t for t in tenants if (t.counter - floor) * t.weight > allowed_service}
 
+    def settle(self) -> None:
+        """Counters were restored (``core.saved``): who comes back first lifts nobody to what it is ahead itself.
+
+        No gap is watched meanwhile; follow with ``settled``, then ``restart_gap``.
+        """
+        self._lead = None
+        self._is_settling = True
+
+    def settled(self) -> None:
+        """Those that were expected back are here, or will not come."""
+        self._lead = 0.0
+        self._is_settling = False
+
     def reweigh(self, tenant: Tenant, weight: float) -> None:
         """Apply a changed weight to future charges; service received stays as it was counted."""
         if tenant.since:
@@ -144,7 +167,7 @@ class Counters:
 
     def _watch(self, tenant: Tenant) -> None:
         floor = self.floor()
-        if floor is not None:
+        if floor is not None and not self._is_settling:
             gap = (tenant.counter - floor) * tenant.weight
             if tenant in self._inherited:
                 if gap > self._inherited_above:

@@ -1,0 +1,134 @@
+"""Service counters that survive a restart: how far everybody is ahead, as JSON-safe builtins.
+
+What is saved is the difference of each counter to the floor of its level (the least of those that wait), because
+differences are all that matter. Who is not ahead owes nothing and is left out. Restored, the differences are the
+counters, and a level *settles*: clients come back in any order, so whoever comes first must not lift the others to
+what it is ahead itself. Until a level has settled one that begins to wait is lifted only to ``floor - lead``, the lead
+being what the first one back was ahead.
+
+Guarantee: a restart adds at most one ``U'`` to any gap, and the service that was delivered after the last save. With
+counters at zero instead, every restart adds that much again; restored, the next restarts add nothing to what is
+restored.
+
+Cost: O(tenants + keys) to save, as much to restore. Nothing of what a saved state says is trusted.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from router_ext.core.config import PoolConfig
+from router_ext.core.ids import KeyId, TenantId, TierName
+from router_ext.core.queues import Tenant, TierQueue
+from router_ext.core.tenants import Tenants
+
+SETTLE_S = 60.0
+"""How long after a restore clients are expected back: the longest wait that a retry hint asks for, halved by jitter."""
+
+VERSION = 1
+
+_MAX_AHEAD = 2.0**40
+"""A counter further ahead was not counted by a scheduler: counters themselves are rebased at this distance."""
+
+_MAX_TENANTS = 10_000
+_MAX_KEYS = 10_000
+"""Saved at most, those furthest ahead first: a megabyte of JSON. The others start at the floor."""
+
+_MAX_REASONS = 20
+
+
+def save(tenants: Iterable[Tenant], base: float) -> dict[str, Any]:
+    """How far tenants are above ``base``, and keys above that of their queue, in service per weight."""
+    ahead: dict[str, dict[str, Any]] = {}
+    keys: list[tuple[float, TenantId, TierName, KeyId]] = []
+    for tenant in heapq.nlargest(_MAX_TENANTS, tenants, key=lambda tenant: (tenant.counter, tenant.tenant_id)):
+        if tenant.counter > base:
+            ahead[tenant.tenant_id] = {"ahead": tenant.counter - base}
+        for queue in tenant.by_rank:
+            keys += ((lead, tenant.tenant_id, queue.name, key) for key, lead in _leads(queue))
+    for lead, tenant_id, tier, key in heapq.nlargest(_MAX_KEYS, keys):
+        of_tenant = ahead.setdefault(tenant_id, {"ahead": 0.0})
+        of_tenant.setdefault("keys", {}).setdefault(tier, {})[key] = lead
+    return {"version": VERSION, "tenants": ahead}
+
+
+def _leads(queue: TierQueue) -> Iterator[tuple[KeyId, float]]:
+    base = queue.keys.base()
+    for key, lane in queue.lanes.items():
+        if lane.counter > base:
+            yield key, lane.counter - base
+
+
+class Restored:
+    """Reads one saved state into tenants that have counted nothing yet.
+
+    Attributes:
+        reasons: a sentence for everything that was ignored, the first few of them.
+        levels: queues whose keys have to settle.
+    """
+
+    def __init__(self, config: PoolConfig, tenants: Tenants) -> None:
+        self.reasons: list[str] = []
+        self.levels: list[TierQueue] = []
+        self._config = config
+        self._tenants = tenants
+        self._num_ignored = 0
+        self._num_keys = 0
+
+    def read(self, saved: object) -> None:
+        """Take over what is well-formed and known."""
+        if not isinstance(saved, Mapping) or saved.get("version") != VERSION:
+            self._ignore(f"saved counters are not of version {VERSION}")
+            return
+        entries = saved.get("tenants")
+        if not isinstance(entries, Mapping):
+            self._ignore("saved counters name no tenants")
+            return
+        for tenant_id, entry in entries.items():
+            if tenant_id not in self._config.tenants:
+                self._ignore(f"tenant {tenant_id!r} is not configured")
+            elif not isinstance(entry, Mapping):
+                self._ignore(f"tenant {tenant_id!r}: not an object")
+            else:
+                self._tenant(self._tenants.get(TenantId(tenant_id)), entry)
+        if self._num_ignored > _MAX_REASONS:
+            self.reasons.append(f"and {self._num_ignored - _MAX_REASONS} more")
+
+    def _tenant(self, tenant: Tenant, entry: Mapping[str, Any]) -> None:
+        where = f"tenant {tenant.tenant_id!r}"
+        tenant.counter = self._number(entry.get("ahead"), where)
+        tiers = entry.get("keys", {})
+        if not isinstance(tiers, Mapping):
+            self._ignore(f"{where}: keys are not an object")
+            return
+        for name, keys in tiers.items():
+            tier = self._config.tiers.get(name)
+            if tier is None:
+                self._ignore(f"{where}: tier {name!r} is not configured")
+            elif not isinstance(keys, Mapping):
+                self._ignore(f"{where}, tier {name!r}: not an object")
+            else:
+                self._queue(tenant.queue(tier), keys, f"{where}, tier {name!r}")
+
+    def _queue(self, queue: TierQueue, keys: Mapping[str, Any], where: str) -> None:
+        for key, lead in keys.items():
+            if self._num_keys >= _MAX_KEYS:
+                self._ignore(f"{where}: more than {_MAX_KEYS} keys")
+                return
+            self._num_keys += 1
+            queue.lane(KeyId(str(key))).counter = self._number(lead, f"{where}, key {key!r}")
+        queue.keys.settle()
+        self.levels.append(queue)
+
+    def _number(self, value: object, where: str) -> float:
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _MAX_AHEAD:
+            return float(value)
+        self._ignore(f"{where}: {value!r} is not a number from 0 to {_MAX_AHEAD:g}")
+        return 0.0
+
+    def _ignore(self, reason: str) -> None:
+        self._num_ignored += 1
+        if self._num_ignored <= _MAX_REASONS:
+            self.reasons.append(reason[:300])
