@@ -346,6 +346,9 @@ class Books:
         assert backend is not None
         if request.slice_output > request.sampled_output:
             _sample_step(request, now)
+        if request.agent is not None:
+            token_time = self._agents.deliver(request)
+            self._fleet.note_held(token_time, request.blocks * backend.block_size, now - request.dispatched_s)
         backend.stop(request)
         request.backend = None
         request.last_backend = backend
@@ -378,7 +381,7 @@ class Books:
         request.lane.num_open -= 1
         self.policy.ended(request)
         if request.agent is not None:
-            self._agents.leave(request, now)
+            self._agents.leave(request, now, is_finished=state is State.FINISHED)
         del self.requests[request.request_id]
         self._ended[request.request_id] = request
         if len(self._ended) > _REMEMBERED:

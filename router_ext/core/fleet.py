@@ -20,6 +20,9 @@ from router_ext.core.config import BackendConfig
 from router_ext.core.ids import BackendId
 from router_ext.core.request import Request
 
+_KEEP_HELD = 0.98
+"""What the last fifty or so slices made of their reservations decides."""
+
 _Size: TypeAlias = tuple[int, int, int, int, int]
 
 
@@ -34,7 +37,7 @@ class Fleet:
         lags: heap of (instant, ticket, backend, whether KV is freed).
     """
 
-    __slots__ = ("_fastest", "_sizes", "backends", "down_since", "lags", "shapes", "usable")
+    __slots__ = ("_fastest", "_held", "_sizes", "_token_time", "backends", "down_since", "lags", "shapes", "usable")
 
     def __init__(self) -> None:
         self.backends: dict[BackendId, Backend] = {}
@@ -44,6 +47,7 @@ class Fleet:
         self.down_since: float | None = None
         self.lags: list[tuple[float, int, Backend, bool]] = []
         self._fastest: Backend | None = None
+        self._token_time = self._held = 0.0
 
     # --- who is there ----------------------------------------------------------------------------------------------
 
@@ -137,9 +141,21 @@ class Fleet:
             free += backend.ledger.free_blocks * backend.block_size
         return free / total if total else 1.0
 
+    def note_held(self, token_time: float, reserved_tokens: int, held_s: float) -> None:
+        """A slice is over: the KV token-time it delivered, and the KV it kept reserved, for how long."""
+        self._token_time = _KEEP_HELD * self._token_time + token_time
+        self._held = _KEEP_HELD * self._held + reserved_tokens * held_s
+
     def kv_rate(self) -> float:
-        """KV token-time per second if the usable backends were full: their KV tokens, each held for one step."""
-        return sum(b.ledger.usable_blocks * b.block_size / b.step_s() for b in self.usable)
+        """KV token-time per second that the usable backends deliver while their KV is fully reserved.
+
+        Less than KV tokens per step: a reservation stands empty during the prefill, and is filled token by token. How
+        much less the last slices say; before the first one, nothing less.
+        """
+        kv_tokens = sum(backend.ledger.usable_blocks * backend.block_size for backend in self.usable)
+        if self._token_time > 0.0 and self._held > 0.0:
+            return kv_tokens * self._token_time / self._held
+        return kv_tokens / self.step_s() if kv_tokens else 0.0
 
     def step_s(self) -> float:
         """Mean seconds per token of a running request over the usable backends, at their present load."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from router_ext.core.config import TenantConfig, TierConfig
 from router_ext.core.ids import KeyId, RequestId, TenantId, TierName
@@ -24,6 +24,9 @@ from router_ext.core.siblings import Siblings
 
 _IDLE_LANES = 64
 """Lanes without requests tolerated beside as many others, before those that owe nothing are forgotten."""
+
+if TYPE_CHECKING:
+    from router_ext.core.agents import Habits
 
 
 class TierQueue:
@@ -144,7 +147,7 @@ class Tenant:
         urgency_pass, backfill_pass: how far above the floor the counter may be for going ahead of the pick.
         account: what the policy in force keeps of the tenant beyond its counter; nobody else reads it.
         aging_credit: admissions owed to aged requests of lower tiers.
-        calls_per_agent, num_agents: mean number of calls of its last agents, and of how many (``core.agents``).
+        habits: what its last agents were like (``core.agents``).
         num_queued, num_parked: all that wait, and those of them that are parked.
     """
 
@@ -153,12 +156,11 @@ class Tenant:
         "aging_credit",
         "backfill_pass",
         "by_rank",
-        "calls_per_agent",
         "counter",
         "expected_rest",
+        "habits",
         "is_configured",
         "max_queued",
-        "num_agents",
         "num_dispatched",
         "num_parked",
         "num_queued",
@@ -194,8 +196,7 @@ class Tenant:
         self.urgency_pass = 0.0
         self.backfill_pass = 0.0
         self.aging_credit = 0.0
-        self.calls_per_agent = 1.0
-        self.num_agents = 0
+        self.habits: Habits | None = None
 
     @property
     def is_backlogged(self) -> bool:

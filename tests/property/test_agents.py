@@ -80,10 +80,10 @@ def tags_made_at_every_call(patch: pytest.MonkeyPatch) -> None:
 
 
 def tags_lowered_by_progress(patch: pytest.MonkeyPatch) -> None:
-    def leave(self: Agents, request: Request, now: float) -> None:
+    def leave(self: Agents, request: Request, now: float, **how: bool) -> None:
         if request.agent is not None:
             request.agent.tag -= 2_000.0
-        original(self, request, now)
+        original(self, request, now, **how)
 
     original = Agents.leave
     patch.setattr(Agents, "leave", leave)

@@ -7,14 +7,22 @@ from typing import Any
 
 import pytest
 
+from router_ext.core import agents as agents_module
 from router_ext.core.agents import QUIET_S, Agents, FluidClock, call_cost
-from router_ext.core.config import TenantConfig, TierConfig
+from router_ext.core.config import BackendConfig, TenantConfig, TierConfig
 from router_ext.core.events import RequestSpec
-from router_ext.core.ids import KeyId, RequestId, TenantId, TierName
+from router_ext.core.fleet import Fleet
+from router_ext.core.ids import BackendId, KeyId, RequestId, TenantId, TierName
 from router_ext.core.queues import Tenant
 from router_ext.core.request import Request
 
 RATE = 100.0
+
+
+@pytest.fixture(autouse=True)
+def full_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fluid pool as fast as the rate, to count in whole numbers."""
+    monkeypatch.setattr(agents_module, "SPEED", 1.0)
 
 
 class FluidPool:
@@ -129,42 +137,57 @@ def test_ids_of_two_tenants_are_two_agents() -> None:
     assert agents.join(mine, 0.0) is not agents.join(yours, 0.0)
 
 
-def test_an_agent_is_over_when_it_was_quiet_for_long_and_its_tenant_learns_from_it() -> None:
-    agents, owner = Agents(lambda: RATE), tenant()
-    calls = Calls(owner)
+def over(agents: Agents, calls: list[Request], now: float, output: int = 10) -> None:
+    """The calls ran to their end, each with so many output tokens."""
+    for call in calls:
+        call.slice_output = output
+        agents.deliver(call)
+        agents.leave(call, now, is_finished=True)
+
+
+def test_an_agent_is_over_when_it_was_quiet_for_long() -> None:
+    agents, calls = Agents(lambda: RATE), Calls(tenant())
     group = [calls.one("x") for _ in range(5)]
     for call in group:
         agents.join(call, 0.0)
-    for call in group:
-        agents.leave(call, 10.0)
-    assert agents.join(calls.one("x"), 10.0 + QUIET_S - 1.0) is group[0].agent
-    other = calls.one("y")
-    agents.join(other, 20.0)
-    agents.leave(other, 100.0)
-    agents.leave(calls.one(None), 100.0)
-    assert owner.calls_per_agent == 1.0
-    fresh = calls.one("y", predicted_output_tokens=10)
-    assert agents.join(fresh, 100.0 + QUIET_S) is not other.agent
-    assert owner.num_agents == 1
-    assert owner.calls_per_agent == 1.0
-    assert fresh.agent is not None
+    over(agents, group, 10.0)
+    again = calls.one("x")
+    assert agents.join(again, 10.0 + QUIET_S - 1.0) is group[0].agent
+    over(agents, [again], 100.0)
+    assert agents.join(calls.one("x"), 100.0 + QUIET_S) is not group[0].agent
 
 
 def test_the_cost_of_an_agent_is_predicted_by_how_many_calls_others_made() -> None:
-    agents, owner = Agents(lambda: RATE), tenant()
-    calls = Calls(owner)
+    agents, calls = Agents(lambda: RATE), Calls(tenant())
     for name, count in [("x", 3), ("y", 5)]:
-        group = [calls.one(name) for _ in range(count)]
+        group = [calls.one(name, agent_cost=count * call_cost(10, 10)) for _ in range(count)]
         for call in group:
             agents.join(call, 0.0)
-        for call in group:
-            agents.leave(call, 0.0)
-    before = agents.clock.virtual_time
-    agents.clock.advance(QUIET_S)
-    assert agents.clock.virtual_time > before
+        over(agents, group, 0.0)
+    over(agents, [calls.one(None)], 0.0)
     agent = agents.join(calls.one("z"), QUIET_S)
-    assert owner.calls_per_agent == 4.0
-    assert agent.tag == pytest.approx(agents.clock.virtual_time + 4.0 * call_cost(10, 10))
+    mean = (3 * 31 / 32 + 5) / (31 / 32 + 1)
+    assert agent.tag == pytest.approx(agents.clock.virtual_time + mean * call_cost(10, 10))
+
+
+@pytest.mark.parametrize(("claim", "expected"), [(0.8, 1.0), (0.1, 0.2), (30.0, 15.0)])
+def test_costs_are_corrected_by_what_the_tenants_last_agents_really_cost(claim: float, expected: float) -> None:
+    agents, calls = Agents(lambda: 0.0), Calls(tenant())
+    real = call_cost(10, 10)
+    for number in range(40):
+        call = calls.one(f"agent-{number}", agent_cost=claim * real)
+        agents.join(call, 0.0)
+        over(agents, [call], 0.0)
+    agent = agents.join(calls.one("z", agent_cost=claim * real), QUIET_S)
+    assert agent.tag == pytest.approx(expected * real)
+
+
+def test_nothing_is_learned_from_agents_that_were_given_up() -> None:
+    agents, calls = Agents(lambda: 0.0), Calls(tenant())
+    call = calls.one("x", agent_cost=500.0)
+    agents.join(call, 0.0)
+    agents.leave(call, 0.0, is_finished=False)
+    assert agents.join(calls.one("y", agent_cost=500.0), QUIET_S).tag == 500.0
 
 
 @pytest.mark.parametrize("cost", [0.0, -5.0, float("nan")])
@@ -185,7 +208,7 @@ def test_the_books_of_agents_do_not_grow_for_ever() -> None:
     for number in range(10_000):
         call = calls.one(f"agent-{number}", agent_cost=1.0)
         agents.join(call, number * 0.001)
-        agents.leave(call, number * 0.001)
+        agents.leave(call, number * 0.001, is_finished=True)
     assert len(agents) <= 8_192
 
 
@@ -198,3 +221,19 @@ def test_the_fluid_pool_does_not_grow_for_ever_and_virtual_time_still_never_fall
         seen = clock.virtual_time
     assert len(clock) == 65_536
     assert seen > 0.0
+
+
+def test_the_rate_is_what_slices_make_of_the_kv_they_reserve() -> None:
+    fleet = Fleet()
+    config = BackendConfig(backend=BackendId("bke_0"), kv_tokens=1_001)
+    fleet.apply({config.backend: config}, [])
+    assert fleet.kv_rate() == 0.0
+    fleet.backends[config.backend].is_up = True
+    fleet.refresh(0.0)
+    assert fleet.kv_rate() == pytest.approx(1_000 / fleet.step_s())
+    # 200 tokens reserved for 3 s delivered 1,200 token-steps: two per token and second.
+    fleet.note_held(1_200.0, 200, 3.0)
+    assert fleet.kv_rate() == pytest.approx(2_000.0)
+    for _ in range(500):
+        fleet.note_held(600.0, 200, 3.0)
+    assert fleet.kv_rate() == pytest.approx(1_000.0, rel=0.01)
