@@ -16,7 +16,7 @@ from router_ext.core.actions import Dispatch
 from router_ext.core.admission import Backend
 from router_ext.core.agents import Agents
 from router_ext.core.config import PoolConfig
-from router_ext.core.cost import LinearCost
+from router_ext.core.cost import CostModel
 from router_ext.core.events import RequestSpec
 from router_ext.core.explain import WaitClock, waiting_reasons
 from router_ext.core.fairness.base import FairnessPolicy, Standing
@@ -84,7 +84,7 @@ class Books:
     def __init__(
         self,
         *,
-        cost: LinearCost,
+        cost: CostModel,
         room: WaitingRoom,
         tenants: Tenants,
         tiers: Tiers,
@@ -111,14 +111,15 @@ class Books:
         self._next_ticket = 1
         self._num_taken = 0
 
-    def adopt(self, config: PoolConfig, policy: FairnessPolicy) -> None:
-        """Keep the books by another configuration and policy."""
+    def adopt(self, config: PoolConfig, policy: FairnessPolicy, cost: CostModel) -> None:
+        """Keep the books by another configuration, policy and prices."""
         self._config = config
+        self.cost = cost
         is_gamma = policy.gamma(config) > 0.0
-        if is_gamma is not self._is_gamma:
+        if is_gamma or self._is_gamma:
             self._is_gamma = is_gamma
             for request in self.requests.values():
-                _update_expected(request, is_counted=is_gamma)
+                self._update_expected(request)
         self._is_watching = policy.is_watching
         self._aging_ratio = config.aging_ratio
         self.policy = policy
@@ -265,13 +266,13 @@ class Books:
         tenant.num_dispatched += 1
         self.num_running += 1
         self.clock.num_dispatched += 1
-        unpaid = self.cost.admit(request)
-        if unpaid:
-            tenant.prompt_tokens += unpaid
+        paid = request.paid_in
+        service = self.cost.admit(request)
+        tenant.prompt_tokens += request.paid_in - paid
         if self._is_gamma:
-            _update_expected(request)
-        if unpaid:
-            self._charge(request, self.cost.w_prompt * unpaid)
+            self._update_expected(request)
+        if service:
+            self._charge(request, service)
         self.policy.started(request, now)
         return Dispatch(
             request_id=request.request_id,
@@ -286,10 +287,11 @@ class Books:
         if request.input_tokens == request.prompt_tokens:
             # The segment sends the client's own prompt, nothing generated: what was charged rests on the estimate.
             request.prompt_tokens = prompt_tokens
-            if request.paid_in:
-                tokens = self.cost.correct_prompt(request)
-                request.tenant.prompt_tokens += tokens
-                self._charge(request, self.cost.w_prompt * tokens)
+            if request.is_charged:
+                paid = request.paid_in
+                service = self.cost.correct_prompt(request)
+                request.tenant.prompt_tokens += request.paid_in - paid
+                self._charge(request, service)
         request.input_tokens = prompt_tokens
 
     def deliver(self, request: Request, tokens: int, now: float) -> bool:
@@ -302,13 +304,13 @@ class Books:
         request.output_tokens += tokens
         request.slice_output += tokens
         self.num_output += tokens
-        unpaid = self.cost.output(request)
-        if unpaid:
-            tenant = request.tenant
-            tenant.output_tokens += unpaid
+        paid = request.paid_out
+        service = self.cost.output(request)
+        if service:
+            request.tenant.output_tokens += request.paid_out - paid
             if self._is_gamma:
-                _update_expected(request)
-            self._charge(request, self.cost.w_output * unpaid)
+                self._update_expected(request)
+            self._charge(request, service)
         if request.slice_output - request.sampled_output >= _SAMPLE_TOKENS:
             _sample_step(request, now)
         return is_first
@@ -355,10 +357,23 @@ class Books:
         request.tenant.num_running -= 1
         self.num_running -= 1
         if request.expected_rest:
-            request.tenant.expected_rest -= request.expected_rest
-            request.expected_rest = 0
+            tenant = request.tenant
+            # What rounding leaves of a sum must not outlive its last part.
+            tenant.expected_rest = tenant.expected_rest - request.expected_rest if tenant.num_running else 0.0
+            request.expected_rest = 0.0
         self.policy.stopped(request, now)
         return backend
+
+    def _update_expected(self, request: Request) -> None:
+        """Keep the tenant's predicted service in flight, which the decision key may use: what is yet to be charged."""
+        expected = 0.0
+        if self._is_gamma and request.state.is_running:
+            rest = request.predicted_output_tokens - request.output_tokens
+            tokens = min(rest, request.slice_tokens - request.slice_output)
+            if tokens > 0:
+                expected = self.cost.ahead(request, tokens)
+        request.tenant.expected_rest += expected - request.expected_rest
+        request.expected_rest = expected
 
     def _first_token(self, request: Request, now: float) -> None:
         backend = request.backend
@@ -407,13 +422,3 @@ def _sample_step(request: Request, now: float) -> None:
         backend.step_fit.observe(backend.num_running, (now - request.sampled_s) / tokens)
     request.sampled_s = now
     request.sampled_output = request.slice_output
-
-
-def _update_expected(request: Request, *, is_counted: bool = True) -> None:
-    """Keep the tenant's predicted tokens in flight, which the decision key may use: those yet to be charged."""
-    expected = 0
-    if is_counted and request.state.is_running:
-        slice_end = request.output_tokens + request.slice_tokens - request.slice_output
-        expected = max(0, min(request.predicted_output_tokens, slice_end) - request.paid_out)
-    request.tenant.expected_rest += expected - request.expected_rest
-    request.expected_rest = expected

@@ -1,14 +1,16 @@
 """How far apart two tenants can get: the fairness bound of a configuration, in service units.
 
-    U'   = w_output * (M + 1) + max(0, w_prompt - w_output) * L
+    U'   = the most service one tenant can still be charged for what runs; under linear prices
+           w_output * (M + n) + max(0, w_prompt - w_output) * L, under others as ``core.cost`` says
     pass = ratio * U' / weight          ratio: FairnessPolicy.pass_ratio
     counter bound of f      c_f - min c          <= U'/w_f + pass_f          (over backlogged tenants)
     pair bound of f and g   |W_f/w_f - W_g/w_g|  <= U'(1/w_f + 1/w_g) + pass_f + pass_g
 
-``M`` is the number of KV tokens requests can hold together on all backends of the pool, ``L`` the longest prompt.
+``M`` is the number of KV tokens requests can hold together on all backends of the pool, ``L`` the longest prompt, ``n``
+the most sequences of one request (``best_of``; 1 without).
 The reason: a request is admitted only while its tenant's counter is at most ``pass`` above the floor, and what its
-tenant can be charged after that admission is at most one full pool. One token more than ``M``, because the last
-token a request produces never takes KV (TGI reserves ``input + new - 1``).
+tenant can be charged after that admission is at most one full pool; and ``n`` tokens more than ``M``, because the last
+token a sequence produces never takes KV (TGI reserves ``input + new - 1``).
 
 With ``FairnessPolicy.gamma > 0`` the pick may be ahead of the floor by what its rivals have in flight, and the first
 term becomes ``max(U'/w_f, gamma * U'/w_g)``.
@@ -19,30 +21,13 @@ Source: Sheng et al. (OSDI 2024), lemma 4.3 and theorem 4.4, with the constant c
 from __future__ import annotations
 
 from router_ext.core.config import PoolConfig, TenantConfig
+from router_ext.core.cost import build_cost
 from router_ext.core.fairness import policy_class
-from router_ext.core.kv import usable_blocks
-
-
-def pool_tokens(config: PoolConfig) -> int:
-    """``M``: KV tokens that requests can hold together, over all configured backends."""
-    return sum(usable_blocks(backend) * backend.block_size for backend in config.backends.values())
-
-
-def longest_prompt(config: PoolConfig) -> int:
-    """``L``: tokens of the longest prompt some backend takes."""
-    return max(
-        (min(b.max_input_tokens, usable_blocks(b) * b.block_size) for b in config.backends.values()),
-        default=0,
-    )
 
 
 def peak_service(config: PoolConfig) -> float:
     """``U'``: the most service one tenant can still be charged for what runs, in service units."""
-    excess = max(0.0, config.w_prompt - config.w_output)
-    tokens = pool_tokens(config)
-    if tokens <= 0:
-        return 0.0
-    return config.w_output * (tokens + 1) + excess * longest_prompt(config)
+    return build_cost(config).peak_service(config)
 
 
 def pass_service(config: PoolConfig) -> float:

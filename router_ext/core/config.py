@@ -18,9 +18,14 @@ from router_ext.core.ids import BackendId, TenantId, TierName
 from router_ext.core.knobs import SECTIONS, ConfigError, Knob, knob, knobs_of
 
 __all__ = [
-    "KNOBS", "SECTIONS", "BackendConfig", "ConfigError", "Knob", "PolicyPage", "PoolConfig", "TenantConfig",
-    "TierConfig", "build_backend", "build_pool", "build_tenant", "build_tier", "policy_names", "policy_pages",
+    "COST_MODELS", "KNOBS", "SECTIONS", "BackendConfig", "ConfigError", "Knob", "PolicyPage", "PoolConfig",
+    "TenantConfig", "TierConfig", "build_backend", "build_pool", "build_tenant", "build_tier", "policy_names",
+    "policy_pages",
 ]  # fmt: skip
+
+
+COST_MODELS = ("linear", "uncached", "profiled", "step-time", "kv-token-time")
+"""What a pool's service may be counted in (``core.cost``)."""
 
 
 def policy_names() -> tuple[str, ...]:
@@ -91,7 +96,9 @@ class TenantConfig:
 class BackendConfig:
     """What the operator states of one TGI server (none of it but the two limits is in ``/info``).
 
-    Units: tokens, except ``block_size`` (tokens per block) and ``max_concurrent_requests``.
+    ``max_sequences``: most sequences of one request (TGI's ``max_best_of``).
+
+    Units: tokens, except ``block_size`` (tokens per block), ``max_concurrent_requests`` and ``max_sequences``.
     """
 
     backend: BackendId
@@ -103,6 +110,7 @@ class BackendConfig:
     max_input_tokens: int = 1_024
     max_total_tokens: int = 2_048
     max_concurrent_requests: int = 128
+    max_sequences: int = 2
     is_cordoned: bool = False
 
 
@@ -115,13 +123,65 @@ class PoolConfig:
     tiers: Mapping[TierName, TierConfig] = field(default_factory=dict)
     tenants: Mapping[TenantId, TenantConfig] = field(default_factory=dict)
     backends: Mapping[BackendId, BackendConfig] = field(default_factory=dict)
+    cost_model: str = knob(
+        "linear", choices=COST_MODELS, section=knobs.PRICES, label="Cost model",
+        help="What service costs. linear: tokens at two prices. uncached: the same, without prompt tokens found in a "
+        "prefix cache. profiled: milliseconds by a polynomial that was fitted to a profile. step-time: milliseconds "
+        "by the server's steps. kv-token-time: KV held over time. A change makes all tenants start even.",
+    )  # fmt: skip
     w_prompt: float = knob(
         1.0, low=0, high=1_000, section=knobs.PRICES, label="Price of a prompt token",
-        help="Service charged per prompt token.",
+        help="Service charged per prompt token, under linear and uncached.",
     )  # fmt: skip
     w_output: float = knob(
         2.0, low=0.001, high=1_000, section=knobs.PRICES, label="Price of an output token",
-        help="Service charged per output token. Only the ratio of the two prices decides anything.",
+        help="Service charged per output token, under linear and uncached. Only the ratio of the two decides anything.",
+    )  # fmt: skip
+    profiled_base: float = knob(
+        1.146, low=0, high=1e6, section=knobs.PRICES, label="Profiled: per request",
+        help="Milliseconds of h(p, q) = base + prompt p + output q + cross p q + square q q. The defaults are those "
+        "of Llama-2-7B on an A10G at full batch.",
+    )  # fmt: skip
+    profiled_prompt: float = knob(
+        0.21, low=0, high=1e6, section=knobs.PRICES, label="Profiled: per prompt token",
+        help="Milliseconds per prompt token.",
+    )  # fmt: skip
+    profiled_output: float = knob(
+        0.1008, low=1e-6, high=1e6, section=knobs.PRICES, label="Profiled: per output token",
+        help="Milliseconds per output token.",
+    )  # fmt: skip
+    profiled_cross: float = knob(
+        0.003987, low=0, high=1e3, section=knobs.PRICES, label="Profiled: per prompt and output token",
+        help="Milliseconds per output token and prompt token: what attention to the prompt costs.",
+    )  # fmt: skip
+    profiled_square: float = knob(
+        0.003247, low=0, high=1e3, section=knobs.PRICES, label="Profiled: per output token squared",
+        help="Milliseconds per output token and output token: what attention to the answer costs.",
+    )  # fmt: skip
+    step_ms: float = knob(
+        15.3, low=0, high=1e5, section=knobs.PRICES, label="Step: fixed",
+        help="Milliseconds of a decode step apart from its sequences; shared by the batch stated below. The defaults "
+        "of these six are those of Llama-2-7B on an A10G.",
+    )  # fmt: skip
+    step_sequence_ms: float = knob(
+        0.253, low=1e-6, high=1e5, section=knobs.PRICES, label="Step: per sequence",
+        help="Milliseconds per sequence of a decode step.",
+    )  # fmt: skip
+    step_context_ms: float = knob(
+        0.00216, low=0, high=1e3, section=knobs.PRICES, label="Step: per token of context",
+        help="Milliseconds per token of context in a decode step.",
+    )  # fmt: skip
+    prefill_ms: float = knob(
+        35.8, low=0, high=1e5, section=knobs.PRICES, label="Step: per prompt",
+        help="Milliseconds of a prompt apart from its length.",
+    )  # fmt: skip
+    prefill_token_ms: float = knob(
+        0.2131, low=0, high=1e5, section=knobs.PRICES, label="Step: per prompt token",
+        help="Milliseconds per prompt token.",
+    )  # fmt: skip
+    step_batch: int = knob(
+        16, low=1, high=10_000, section=knobs.PRICES, label="Step: batch",
+        help="Sequences that share the fixed part of a step: what usually runs at once on a busy backend.",
     )  # fmt: skip
     burst_ratio: float = knob(
         0.25, low=0, high=10, section=knobs.FAIRNESS, policies=("slo-fair",), label="Urgency pass",
@@ -250,6 +310,7 @@ def build_backend(mapping: Mapping[str, Any]) -> BackendConfig:
         max_input_tokens=_integer(mapping, "max_input_tokens", 1_024, 1, 10_000_000, where),
         max_total_tokens=_integer(mapping, "max_total_tokens", 2_048, 2, 10_000_000, where),
         max_concurrent_requests=_integer(mapping, "max_concurrent_requests", 128, 1, 1_000_000, where),
+        max_sequences=_integer(mapping, "max_sequences", 2, 1, 128, where),
         is_cordoned=bool(mapping.get("is_cordoned", False)),
     )
     if config.kv_tokens < 2 * config.block_size:

@@ -128,6 +128,11 @@ class TierQueue:
         self._see_head()
         return True
 
+    def level(self) -> None:
+        """Make all keys start even: their service was counted in other units."""
+        self.keys.level(self.lanes.values())
+        self._see_head()
+
     def _see_head(self) -> None:
         front = self.keys.front
         self.head = None if front is None else front.first()
@@ -146,6 +151,7 @@ class Tenant:
             ties in favour of whoever has waited longest.
         urgency_pass, backfill_pass: how far above the floor the counter may be for going ahead of the pick.
         account: what the policy in force keeps of the tenant beyond its counter; nobody else reads it.
+        expected_rest: predicted service of its running slices, kept while the decision key counts it.
         aging_credit: admissions owed to aged requests of lower tiers.
         habits: what its last agents were like (``core.agents``).
         num_queued, num_parked: all that wait, and those of them that are parked.
@@ -192,7 +198,7 @@ class Tenant:
         self.queued_tokens = 0
         self.prompt_tokens = 0
         self.output_tokens = 0
-        self.expected_rest = 0
+        self.expected_rest = 0.0
         self.urgency_pass = 0.0
         self.backfill_pass = 0.0
         self.aging_credit = 0.0

@@ -24,7 +24,8 @@ class Request:
         lane: where it waits inside its queue, and the counter it is charged to there (``core.lanes``).
         prompt_tokens: the client's prompt; ``input_tokens``: what the next (or running) slice sends upstream.
         output_tokens: tokens kept so far over all slices.
-        paid_in, paid_out: high-water marks of charged tokens (``core.cost``).
+        paid_in, paid_out: high-water marks of charged tokens (``core.cost``). is_charged: the prompt was charged.
+            paid_cached: prompt tokens that were cached at the first charge.
         slice_count: ``core.lengths.Lengths.count`` at which the preferred slice was taken, -1 if it was given.
         slice_busy, slice_idle: next slice while others wait, and while nobody does (``core.slicing``).
         slice_tokens, slice_output: the running slice's limit, and what it has produced.
@@ -58,6 +59,7 @@ class Request:
         "expected_rest",
         "first_token_s",
         "input_tokens",
+        "is_charged",
         "is_resumed",
         "is_sliceable",
         "is_stuck",
@@ -70,6 +72,7 @@ class Request:
         "num_sequences",
         "order",
         "output_tokens",
+        "paid_cached",
         "paid_in",
         "paid_out",
         "parked_for_s",
@@ -125,6 +128,8 @@ class Request:
         self.agent_cost = spec.agent_cost
         self.agent: Agent | None = None
         self.output_tokens = 0
+        self.is_charged = False
+        self.paid_cached = 0
         self.paid_in = 0
         self.paid_out = 0
         self.recomputed_tokens = 0
@@ -152,12 +157,17 @@ class Request:
         self.sampled_s = 0.0
         self.sampled_output = 0
         self.release_at_s = 0.0
-        self.expected_rest = 0
+        self.expected_rest = 0.0
         self.weight_tokens = 0
         self.standing = 0
         self.mark: WaitMark | None = None
         self.waited: list[tuple[WaitMark, WaitMark]] = []
         self.blocked: list[int] | None = None
+
+    @property
+    def sent_prompt_tokens(self) -> int:
+        """Prompt tokens over all sequences: ``best_of`` prompts are prefilled once per sequence."""
+        return self.prompt_tokens * self.num_sequences
 
     def remaining_tokens(self) -> int:
         """Output tokens the client's cap still allows (at least 1: a request at its cap is finished)."""

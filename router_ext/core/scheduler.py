@@ -23,9 +23,9 @@ from router_ext.core.actions import Action, SetTimer
 from router_ext.core.admission import Backend
 from router_ext.core.agents import Agents
 from router_ext.core.books import Books
-from router_ext.core.bounds import bound_service, pass_service, peak_service
+from router_ext.core.bounds import bound_service, pass_service
 from router_ext.core.config import PoolConfig
-from router_ext.core.cost import LinearCost
+from router_ext.core.cost import build_cost
 from router_ext.core.decision import Decider
 from router_ext.core.events import (
     Arrived,
@@ -72,7 +72,6 @@ class Scheduler:
         self._settles_s = _FOREVER
         self._settling: list[TierQueue] = []
         self._counters = Counters()
-        self._cost = LinearCost(w_prompt=config.w_prompt, w_output=config.w_output)
         self._room = room = WaitingRoom()
         self._tenants = tenants = Tenants(config, self._counters)
         self._tiers = tiers = Tiers(config.tiers)
@@ -80,7 +79,7 @@ class Scheduler:
         self._agents = Agents(fleet.kv_rate)
         self._policy: FairnessPolicy | None = None
         self._books = books = Books(
-            cost=self._cost, room=room, tenants=tenants, tiers=tiers, fleet=fleet, agents=self._agents
+            cost=build_cost(config), room=room, tenants=tenants, tiers=tiers, fleet=fleet, agents=self._agents
         )
         self._requests = books.requests
         self._limits = Limits(config, books=books, counters=self._counters, tenants=tenants, tiers=tiers, fleet=fleet)
@@ -302,8 +301,12 @@ class Scheduler:
         self._tiers.replace(event.config.tiers, now)
         self._tenants.rebase_counters()
         before = self._config
+        if before.cost_model != event.config.cost_model:
+            self._counters.level(self._tenants.by_id.values())
+            self._policy = None
         self._apply(event.config)
-        if bound_service(before) != bound_service(event.config) or before.tenants != event.config.tenants:
+        has_new_rules = bound_service(before) != bound_service(event.config) or before.tenants != event.config.tenants
+        if has_new_rules or before.cost_model != event.config.cost_model:
             self._counters.restart_gap(self._tenants.by_id.values(), pass_service(event.config))
         self._fleet.refresh(now)
         self._limits.apply(event.config, now, actions)
@@ -312,7 +315,7 @@ class Scheduler:
     def _apply(self, config: PoolConfig) -> None:
         """Take over a configuration; everything that waits, runs or was counted stays."""
         self._config = config
-        self._cost.configure(w_prompt=config.w_prompt, w_output=config.w_output)
+        cost = build_cost(config)
         self._fleet.apply(config.backends, self._requests.values())
         self._tenants.apply(config)
         fleet = self._fleet
@@ -321,7 +324,8 @@ class Scheduler:
             counters=self._counters,
             room=self._room,
             agents=self._agents,
-            peak_service=peak_service(config),
+            peak_service=cost.peak_service(config),
+            cost=cost,
             first_token_s=fleet.first_token_s,
             step_s=fleet.step_s,
             free_ratio=fleet.free_ratio,
@@ -329,7 +333,7 @@ class Scheduler:
         )
         policy = build_policy(around, tenants=self._tenants.by_id.values(), tiers=self._tiers, before=self._policy)
         self._policy = policy
-        self._books.adopt(config, policy)
+        self._books.adopt(config, policy, cost)
         self._decider.adopt(config, policy)
 
     def _on_timer_fired(self, event: TimerFired, now: float, actions: list[Action]) -> None:

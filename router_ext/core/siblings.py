@@ -14,7 +14,7 @@ one sibling, as most tenants with one key, keeps no index at all.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TypeVar
 
 _SLACK = 64
@@ -215,6 +215,14 @@ class Siblings(Generic[S]):
             return False
         self._index.lowered(sibling)
         return self.reorder()
+
+    def level(self, siblings: Iterable[S]) -> None:
+        """Make all start even, those that do not wait included: their service was counted in other units. O(n)."""
+        for sibling in siblings:
+            sibling.counter = 0.0
+        if self._index is not None:
+            self._index.rebuild()
+            self._look()
 
     def waiting(self) -> list[S]:
         """All that wait, next one first. O(n log n)."""

@@ -112,4 +112,5 @@ def _backend_fields(record: BackendRecord, info: Info | None) -> dict[str, objec
         "max_input_tokens": max_total_tokens - 1 if info is None else info.max_input_tokens,
         "max_total_tokens": max_total_tokens,
         "max_concurrent_requests": 128 if info is None else info.max_concurrent_requests,
+        "max_sequences": 2 if info is None else min(max(info.max_best_of, 1), 128),
     }

@@ -108,6 +108,7 @@ class Scenario:
                     "max_total_tokens": 2 * s["kv_tokens"],
                     "prefill_budget_tokens": self.prefill_budget,
                     "max_concurrent_requests": 1_000,
+                    "max_sequences": 1,
                 }
                 for name, s in self.servers.items()
             ],

@@ -123,15 +123,15 @@ def no_lift(patch: pytest.MonkeyPatch) -> None:
 
 
 def charge_at_completion(patch: pytest.MonkeyPatch) -> None:
-    def output(self: LinearCost, request: Any) -> int:
-        return 0
+    def output(self: LinearCost, request: Any) -> float:
+        return 0.0
 
     def finished(self: Any, event: Any, now: float, actions: Any) -> None:
         request = self._requests.get(event.request_id)
         if request is not None:
             unpaid = request.output_tokens - request.paid_out
             request.paid_out = request.output_tokens
-            self._books.policy.charge(request, self._cost.w_output * unpaid)
+            self._books.policy.charge(request, self._books.cost.output_price * unpaid)
         original(self, event, now, actions)
 
     original = Scheduler._on_finished
@@ -203,7 +203,7 @@ def double_charge_on_finish(patch: pytest.MonkeyPatch) -> None:
     def finished(self: Any, event: Any, now: float, actions: Any) -> None:
         request = self._requests.get(event.request_id)
         if request is not None:
-            self._books.policy.charge(request, self._cost.w_output * request.output_tokens)
+            self._books.policy.charge(request, self._books.cost.output_price * request.output_tokens)
         original(self, event, now, actions)
 
     original = Scheduler._on_finished
@@ -213,8 +213,8 @@ def double_charge_on_finish(patch: pytest.MonkeyPatch) -> None:
 def no_high_water_mark(patch: pytest.MonkeyPatch) -> None:
     """A resumed request pays for its prompt again."""
 
-    def admit(self: LinearCost, request: Any) -> int:
-        return int(request.prompt_tokens)
+    def admit(self: LinearCost, request: Any) -> float:
+        return float(self.prompt_price * request.prompt_tokens)
 
     patch.setattr(LinearCost, "admit", admit)
 

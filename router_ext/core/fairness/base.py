@@ -32,6 +32,7 @@ from typing import Any, ClassVar, TypeAlias
 from router_ext.core.actions import Reject
 from router_ext.core.agents import Agents
 from router_ext.core.config import PoolConfig
+from router_ext.core.cost import CostModel
 from router_ext.core.fairness.counters import Counters
 from router_ext.core.queues import Tenant, TierQueue, WaitingRoom
 from router_ext.core.request import Request
@@ -61,6 +62,7 @@ class Surroundings:
     """What a policy may read, and the counters it must keep charging.
 
     Attributes:
+        cost: what service costs, for policies that charge predictions.
         peak_service: U', the most one tenant can still be charged for what runs (``core.bounds``).
         first_token_s: estimated seconds from dispatch to first token for a prompt of so many tokens.
         step_s: estimated seconds per token of a running request, at the present load.
@@ -74,6 +76,7 @@ class Surroundings:
     room: WaitingRoom
     agents: Agents
     peak_service: float
+    cost: CostModel
     first_token_s: Callable[[int], float]
     step_s: Callable[[], float]
     free_ratio: Callable[[], float]

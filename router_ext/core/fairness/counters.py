@@ -159,6 +159,18 @@ class Counters:
         self._seen_floor = float("inf")
         self.index.rebuild()
 
+    def level(self, tenants: Iterable[Tenant]) -> None:
+        """Make tenants and keys start even: what they received was counted in other units. Costs one ``U'`` at most."""
+        floor = self.floor_or_last()
+        for tenant in tenants:
+            tenant.counter = floor
+            for queue in tenant.queues.values():
+                queue.level()
+        if self._last_left is not None:
+            self._last_left.counter = floor
+        self._seen_floor = float("inf")
+        self.index.rebuild()
+
     def _lift_to(self) -> float:
         floor = self.floor()
         if floor is not None:

@@ -2,7 +2,7 @@
 
 Rule:
     1. The *pick* is the head of the backlogged tenant with the smallest key
-       ``c + gamma * w_output * predicted tokens in flight / w`` (gamma 0: the counter itself).
+       ``c + gamma * predicted service in flight / w`` (gamma 0: the counter itself).
     2. An admission of tenant ``f`` that is not the pick is allowed only while ``c_f - V <= pass_f``, with ``V`` taken
        again after every admission. Three kinds of admissions use such a pass:
        - *urgent*: heads of tiers with a TTFT target that have shown no token, ``pass = burst / w``; the earliest
@@ -78,8 +78,8 @@ class SloFair(FairnessPolicy):
         self._parked: list[_Entry] = []
         self._num_live = 0
         self._order = 0
-        self._gamma_output = config.gamma * config.w_output
-        self._keys = counters.index if self._gamma_output == 0.0 else MinIndex(self._key)
+        self._gamma = config.gamma
+        self._keys = counters.index if self._gamma == 0.0 else MinIndex(self._key)
 
     @classmethod
     def pass_ratio(cls, config: PoolConfig) -> float:
@@ -92,7 +92,7 @@ class SloFair(FairnessPolicy):
         return config.gamma
 
     def _key(self, tenant: Tenant) -> float:
-        return tenant.counter + self._gamma_output * tenant.expected_rest / tenant.weight
+        return tenant.counter + self._gamma * tenant.expected_rest / tenant.weight
 
     # --- what the scheduler reports --------------------------------------------------------------------------------
 
@@ -115,14 +115,14 @@ class SloFair(FairnessPolicy):
 
     def stopped(self, request: Request, now: float) -> None:
         """What it had in flight no longer counts in its tenant's key."""
-        if self._gamma_output and request.tenant.since:
+        if self._gamma and request.tenant.since:
             self._keys.lowered(request.tenant)
 
     def _charge(self, request: Request, service: float) -> None:
         """Add service to the counter. The heaps are not touched: an entry whose key grew is moved when met."""
         self._counters.charge(request, service)
         tenant = request.tenant
-        if tenant.since and (service < 0.0 or self._gamma_output):
+        if tenant.since and (service < 0.0 or self._gamma):
             self._keys.lowered(tenant)
             if service < 0.0:
                 for queue in tenant.by_rank:

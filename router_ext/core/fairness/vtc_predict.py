@@ -1,7 +1,7 @@
 """``vtc-predict``: the virtual token counter, charged with the predicted output in advance.
 
-Rule: as ``vtc``, by the *pre-charged* counter ``p = c + w_output * E / w``, where ``E`` is the output still expected
-from what runs of the tenant. A dispatch adds the predicted output at once; tokens within the prediction move from ``E``
+Rule: as ``vtc``, by the *pre-charged* counter ``p = c + E / w``, where ``E`` is the service still expected of what
+runs of the tenant. A dispatch adds the predicted output at once; tokens within the prediction move from ``E``
 to ``c`` and leave ``p`` as it is, tokens beyond it are charged as they come; whatever ends a running slice (its end,
 the request's, a cancel, a cut, a failure) refunds what was not produced. A tenant that becomes backlogged is lifted to
 the smallest ``p`` among those waiting. Predictions are clipped to what the slice in flight may produce, so that an
@@ -40,7 +40,6 @@ class VtcPredict(Keyed):
     def __init__(self, around: Surroundings) -> None:
         super().__init__(around)
         self.charge = self._charge
-        self._w_output = around.config.w_output
 
     @classmethod
     def gamma(cls, config: PoolConfig) -> float:
@@ -49,7 +48,7 @@ class VtcPredict(Keyed):
 
     def key(self, tenant: Tenant) -> float:
         """``p``."""
-        return tenant.counter + self._w_output * tenant.expected_rest / tenant.weight
+        return tenant.counter + tenant.expected_rest / tenant.weight
 
     def backlogged(self, tenant: Tenant) -> None:
         """Lift to the smallest ``p``, or, while nobody waits, to that of the tenant that was last to stop waiting."""

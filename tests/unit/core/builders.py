@@ -32,6 +32,7 @@ def pool(
                 "max_input_tokens": 100_000,
                 "max_total_tokens": 200_000,
                 "prefill_budget_tokens": 100_000,
+                "max_sequences": 1,
                 **(backend or {}),
             }
             for index, size in enumerate(sizes)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from router_ext.core.bounds import peak_service
 from router_ext.core.events import Finished, Reconfigured
 from router_ext.core.fairness.counters import Counters
 from router_ext.core.ids import RequestId
@@ -64,3 +67,24 @@ def test_a_configuration_with_the_same_rules_keeps_the_record() -> None:
     before = scheduler.stats().largest_gap_service
     scheduler.handle(Reconfigured(config=pool(kv=401, policy="slo-fair", max_queued=77)), now + 100)
     assert scheduler.stats().largest_gap_service == before > 0.0
+
+
+def counter(scheduler: Scheduler, tenant: str) -> float:
+    return next(each.raw_counter for each in scheduler.stats().tenants if each.tenant == tenant)
+
+
+def test_another_cost_model_makes_everybody_start_even() -> None:
+    """Service counted in other units says nothing; kept, it would shut tenants out or in for hours."""
+    before = pool(kv=2_001, cost_model="kv-token-time")
+    after = replace(before, cost_model="linear")
+    scheduler = started(before)
+    for number in range(4):
+        scheduler.handle(arrival(f"a{number}", "a", prompt=400, cap=600), 1.0)
+    scheduler.handle(tokens("a0", 300), 2.0)
+    scheduler.handle(arrival("b0", "b", prompt=900, cap=600), 2.0)
+    assert counter(scheduler, "a") > 10 * peak_service(after)
+    scheduler.handle(Reconfigured(config=after), 3.0)
+    assert counter(scheduler, "a") == counter(scheduler, "b")
+    scheduler.handle(tokens("a0", 10), 4.0)
+    assert counter(scheduler, "a") - counter(scheduler, "b") == 20.0
+    assert scheduler.audit() == []

@@ -10,6 +10,7 @@ import pytest
 
 from router_ext.core import bounds
 from router_ext.core.config import ConfigError, TenantConfig, TierConfig, build_pool, policy_names
+from router_ext.core.cost import pool_tokens
 from router_ext.core.estimates import LinearFit, Throughput
 from router_ext.core.fairness import POLICIES
 from router_ext.core.fairness.counters import Counters, lift
@@ -68,7 +69,7 @@ def test_every_state_can_be_reached_and_every_living_one_left() -> None:
 
 def test_the_bound_is_one_full_pool_of_output_and_the_largest_pass() -> None:
     config = pool(kv=[10_001, 5_001], w_prompt=1.0, w_output=2.0, tenants={"a": 1.0, "b": 4.0})
-    assert bounds.pool_tokens(config) == 15_000
+    assert pool_tokens(config) == 15_000
     assert bounds.peak_service(config) == 2.0 * 15_001
     heavy = config.tenants[TenantId("b")]
     assert bounds.counter_bound(config, heavy) == pytest.approx(30_002 * 1.25 / 4)
@@ -77,9 +78,11 @@ def test_the_bound_is_one_full_pool_of_output_and_the_largest_pass() -> None:
     assert bounds.bound_service(config) == pytest.approx(30_002 * 1.25)
 
 
-def test_dear_prompts_enlarge_the_bound_by_the_longest_one() -> None:
-    config = pool(kv=10_001, w_prompt=5.0, w_output=1.0, backend={"max_input_tokens": 4_000})
-    assert bounds.peak_service(config) == 10_001 + 4 * 4_000
+@pytest.mark.parametrize(("sequences", "prompts"), [(1, 4_000), (2, 8_000), (3, 10_000)])
+def test_dear_prompts_enlarge_the_bound_by_those_of_the_longest_request(sequences: int, prompts: int) -> None:
+    limits = {"max_input_tokens": 4_000, "max_sequences": sequences}
+    config = pool(kv=10_001, w_prompt=5.0, w_output=1.0, backend=limits)
+    assert bounds.peak_service(config) == 10_000 + sequences + 4 * prompts
 
 
 def test_without_a_target_only_backfill_may_go_ahead() -> None:
