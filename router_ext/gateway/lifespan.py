@@ -1,6 +1,7 @@
 """One router process: configuration in, engines running, books kept, and an orderly end.
 
-start   open the ledger (booking what a killed predecessor left), apply the saved snapshot, listen
+start   open the ledger (booking what a killed predecessor left), apply the saved snapshot, go on with the saved
+        counters, listen
 run     follow the control plane; each new snapshot is validated whole, then applied to every pool
 drain   SIGTERM: readiness false at once, new requests refused, running ones go on up to the limit
 stop    the rest ends with a clear error, usage is flushed, sockets close
@@ -26,6 +27,7 @@ from router_ext.obs.logs import get_logger
 from router_ext.obs.metrics import BackendReading, Metrics, PoolReading, Readings, TenantReading
 from router_ext.predict.baseline import KIND, Baseline
 from router_ext.settings import RouterSettings, load_backend_key
+from router_ext.sync.counters import CountersFile
 from router_ext.sync.ledger import Ledger, now_us
 from router_ext.sync.link import ControlPlaneLink
 from router_ext.sync.snapshot_file import decode_snapshot
@@ -62,6 +64,7 @@ class Router:
         self.directory: Directory | None = None
         self.engines: dict[str, PoolEngine] = {}
         self.ledger: Ledger
+        self._counters: CountersFile
         self.is_draining = False
         self.active = 0
         self._link: ControlPlaneLink | None = None
@@ -82,14 +85,19 @@ class Router:
         """
         settings = self.settings
         self.ledger = Ledger.open(settings.dir, now_us=now_us())
+        self._counters = CountersFile(settings.dir / "counters.json")
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
-                background = tasks.create_task(await self._start())
+                background = [
+                    tasks.create_task(await self._start()),
+                    tasks.create_task(self._counters.run(self._save_counters)),
+                ]
                 try:
                     yield self
                 finally:
-                    background.cancel()
+                    for task in background:
+                        task.cancel()
                     for task in self._engine_tasks.values():
                         task.cancel()
                     for engine in self.engines.values():
@@ -98,6 +106,7 @@ class Router:
             if self._link is not None:
                 await self._link.close()
         finally:
+            self._counters.write(self._save_counters(), is_last=True)
             self.ledger.close()
             self.executor.shutdown(wait=False, cancel_futures=True)
 
@@ -204,6 +213,7 @@ class Router:
         for pool, prepared in clients.items():
             self.engines[pool].apply(directory.pools[pool], snapshot, prepared)
         for pool, engine in new.items():
+            self._restore_counters(pool, engine)
             self.engines[pool] = engine
             self._engine_tasks[pool] = self._tasks.create_task(engine.run(), name=f"pool {engine.name}")
         for pool in [pool for pool in self.engines if pool not in directory.pools]:
@@ -225,6 +235,16 @@ class Router:
             executor=self.executor,
             make_client=self._make_client,
         )
+
+    def _restore_counters(self, pool: str, engine: PoolEngine) -> None:
+        """A pool begins: who was ahead of whom when the last process saved it."""
+        saved = self._counters.take(pool)
+        if saved is not None:
+            ignored = engine.scheduler.restore(saved, self.loop.time())
+            _log.info("counters.restored", pool=engine.name, ignored=ignored)
+
+    def _save_counters(self) -> dict[str, Any]:
+        return {pool: engine.scheduler.save() for pool, engine in self.engines.items()}
 
     def _make_client(self, record: BackendRecord) -> Backend:
         settings = self.settings
