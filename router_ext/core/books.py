@@ -254,10 +254,9 @@ class Books:
         request.slice_tokens = new_tokens
         request.slice_output = 0
         request.sampled_output = 0
-        if request.cut_tokens:
-            request.recomputed_tokens += request.input_tokens
-            self.waste.resumed(request)
         backend.start(request, blocks, now)
+        if request.cut_tokens:
+            self.waste.resumed(request)
         if not request.is_sliceable:
             self._fleet.assume_first_token(request, backend, now)
         segment = request.segment

@@ -62,7 +62,7 @@ class Throughput:
     Only time in which something ran counts, so an idle night does not make the next estimate pessimistic.
 
     Attributes:
-        rate: None before the first second of work. peak_rate: the largest it has been, 0 before.
+        rate: None before the first second of work. peak_rate: largest of a single second, 0 before.
     """
 
     __slots__ = ("_since_s", "_total", "peak_rate", "rate")
@@ -85,7 +85,7 @@ class Throughput:
         seen = (produced_total - self._total) / elapsed
         share = min(1.0, elapsed / 30.0)
         self.rate = seen if self.rate is None else self.rate + share * (seen - self.rate)
-        if self.rate > self.peak_rate:
-            self.peak_rate = self.rate
+        if seen > self.peak_rate:
+            self.peak_rate = seen
         self._since_s = now
         self._total = produced_total

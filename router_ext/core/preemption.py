@@ -53,6 +53,9 @@ _LATE_RUN = 0.8
 _GAP_RESERVE = 0.5
 """Share of the waste budget that the gap trigger leaves to the deadline trigger."""
 
+_CHANCE_MARGIN_S = 0.02
+"""So much before the last moment at which a cut still helps an urgent head, it is looked at again."""
+
 _LOOK_AGAIN_S = 0.01
 """A search for an urgent head that found nobody is not repeated sooner: victims appear and KV goes by steps."""
 
@@ -68,7 +71,7 @@ _FOREVER = float("inf")
 
 
 class Cut(NamedTuple):
-    """Victims on one backend and what they lose together."""
+    """Victims on one backend and what they lose together. No victims: what is on its way there is enough."""
 
     backend: Backend
     victims: list[Request]
@@ -131,7 +134,6 @@ class Preemption:
 
     def consider(self, held_by: Gate, now: float, actions: list[Action]) -> None:
         """A decision has ended and somebody waits: cut for whoever deserves it."""
-        self.look_again_s = _FOREVER
         waste = self._books.waste
         level = waste.level_tokens
         if not self._is_on or level <= 0.0:
@@ -140,28 +142,31 @@ class Preemption:
         floor = counters.floor()
         if floor is None:
             return
+        has_target = self._tiers.tightest_target_s is not None
+        # With no target active there is no deadline trigger to starve.
+        reserve = _GAP_RESERVE * waste.capacity_tokens if has_target else 0.0
         is_gap_due = (
             held_by is Gate.KV
-            and level > _GAP_RESERVE * waste.capacity_tokens
+            and level > reserve
             and (counters.total_service >= self._gap_from_service or floor < self._floor)
         )
-        has_target = self._tiers.tightest_target_s is not None
         if not has_target and not is_gap_due:
             return
         urgent, pick = self._heads(now)
         promised: dict[Backend, int] = {}
         if urgent and not (urgent == self._judged and now < self._judged_until_s):
-            self._judged = urgent
-            self._judged_until_s = now + _LOOK_AGAIN_S
+            self.look_again_s = _FOREVER
             for head in urgent:
-                cut = self._for_deadline(head, level, promised, now)
-                if cut is not None:
+                cut = self._for_deadline(head, promised, now)
+                if cut is not None and cut.victims:
                     self._perform(cut, DEADLINE, now, actions)
                     self._judged = []
                     return
+            self._judged = urgent
+            self._judged_until_s = min(now + _LOOK_AGAIN_S, self.look_again_s)
         if is_gap_due and pick is not None and pick not in urgent:
-            cut = self._for_gap(pick, level - _GAP_RESERVE * waste.capacity_tokens, floor, promised, now)
-            if cut is not None:
+            cut = self._for_gap(pick, floor, promised, now)
+            if cut is not None and cut.victims:
                 self._perform(cut, GAP, now, actions)
 
     def _heads(self, now: float) -> tuple[list[Request], Request | None]:
@@ -180,7 +185,7 @@ class Preemption:
 
     # --- triggers --------------------------------------------------------------------------------------------------
 
-    def _for_deadline(self, head: Request, level: float, promised: dict[Backend, int], now: float) -> Cut | None:
+    def _for_deadline(self, head: Request, promised: dict[Backend, int], now: float) -> Cut | None:
         """Victims for an urgent head, None if it will be on time without, or not even with them."""
         deadline_s = head.deadline_s
         assert deadline_s is not None
@@ -198,18 +203,18 @@ class Preemption:
             return None
         at_s, backend, needed = best
         first_token_s = backend.first_token_s(backend.prefill_tokens + head.input_tokens)
-        if at_s + first_token_s <= deadline_s:
+        last_chance_s = deadline_s - first_token_s - backend.cut_lag_s() - _CHANCE_MARGIN_S
+        if at_s + first_token_s <= deadline_s and now < last_chance_s:
+            # Predictions slip: what is expected is believed until the last moment at which a cut still helps.
             promised[backend] = needed
-            self.look_again_s = min(self.look_again_s, at_s + _LOOK_AGAIN_S)
+            self.look_again_s = min(self.look_again_s, last_chance_s)
             return None
-        cut = self._cheapest(head, new_tokens, level, promised, at_s, now, _has_no_target, is_urgent=True)
-        if cut is None:
+        cut = self._cheapest(head, new_tokens, promised, now, _has_no_target, is_urgent=True)
+        if cut is None or not cut.victims:
             promised[backend] = needed
         return cut
 
-    def _for_gap(
-        self, pick: Request, level: float, floor: float, promised: dict[Backend, int], now: float
-    ) -> Cut | None:
+    def _for_gap(self, pick: Request, floor: float, promised: dict[Backend, int], now: float) -> Cut | None:
         """Victims for the request in turn, among tenants that are far ahead of the floor."""
         theta = self._theta
         largest = 0.0
@@ -221,7 +226,7 @@ class Preemption:
                 largest = gap
             return gap > theta
 
-        cut = self._cheapest(pick, self._new_tokens(pick), level, promised, _FOREVER, now, is_ahead, is_urgent=False)
+        cut = self._cheapest(pick, self._new_tokens(pick), promised, now, is_ahead, is_urgent=False)
         if cut is None:
             # Nobody's lead grows faster than service is delivered to him.
             more = max(theta - largest, theta / _THETA_STEPS)
@@ -238,15 +243,13 @@ class Preemption:
         self,
         head: Request,
         new_tokens: int,
-        level: float,
         promised: dict[Backend, int],
-        before_s: float,
         now: float,
         may_be_cut: Callable[[Request], bool],
         *,
         is_urgent: bool,
     ) -> Cut | None:
-        """The victims that lose least, over all backends where cutting brings the head in before ``before_s``."""
+        """The victims that lose least, over all backends; None if no backend has enough of them."""
         best: Cut | None = None
         for backend in self._fleet.usable:
             if not backend.can_hold(head, new_tokens):
@@ -256,19 +259,15 @@ class Preemption:
                 needed += self._gates.headroom_blocks(backend)
                 if not self._is_open(backend, head):
                     continue
-            free_s = now + backend.cut_lag_s()
-            if free_s >= before_s:
-                continue
-            when = backend.free_from(needed, now, free_s)
-            if when is not None and when[0] <= free_s:
+            missing = needed - backend.ledger.free_blocks - backend.closing_blocks(now + 2.0 * backend.cut_lag_s())
+            if missing <= 0:
                 # What is on its way is enough (or KV is not what it lacks here).
-                return None
-            missing = needed - backend.ledger.free_blocks - backend.closing_blocks(free_s)
+                return Cut(backend, [], 0)
             victims = self._victims(backend, missing, may_be_cut)
             if not victims:
                 continue
             lost = sum(map(lost_tokens, victims))
-            if lost <= level and (best is None or lost < best.lost_tokens):
+            if best is None or lost < best.lost_tokens:
                 best = Cut(backend, victims, lost)
         return best
 

@@ -130,7 +130,10 @@ class Scheduler:
         if type(event) in _TOKENS and self._decider.decided_s < now:
             # Tokens are most of all events; one that led to no decision brings no instant forward.
             return actions
-        due = min(self._limits.next_due_s(), self._decider.preemption.look_again_s)
+        due = self._limits.next_due_s()
+        look_again = self._decider.preemption.look_again_s
+        if now < look_again < due:
+            due = look_again
         if due < self._timer_at:
             self._timer_at = due
             actions.append(SetTimer(at_s=due))

@@ -19,7 +19,7 @@ from __future__ import annotations
 from router_ext.core.request import Request
 
 _CAPACITY_TOKENS = 1_000
-_CAPACITY_SHARE = 0.02
+_CAPACITY_SHARE = 0.03
 _MINUTE_S = 60.0
 
 
@@ -62,8 +62,10 @@ class WasteBudget:
 
     def resumed(self, request: Request) -> None:
         """A request that was cut is dispatched: settle."""
-        self.spent_tokens += request.input_tokens
-        self.recomputed_tokens += request.input_tokens
+        tokens = request.input_tokens - request.cached_tokens
+        self.spent_tokens += tokens
+        self.recomputed_tokens += tokens
+        request.recomputed_tokens += tokens
         self.spared(request)
 
     def spared(self, request: Request) -> None:

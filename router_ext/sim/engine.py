@@ -29,6 +29,7 @@ from router_ext.core.events import (
     TimerFired,
 )
 from router_ext.core.ids import BackendId, KeyId, RequestId, TenantId, TierName
+from router_ext.core.prefix import PREFIX_BLOCK_TOKENS
 from router_ext.core.scheduler import Scheduler
 from router_ext.sim.gaps import Gaps
 from router_ext.sim.jobs import Agent, Job
@@ -139,6 +140,7 @@ class Run:
         self._digest = blake2b(digest_size=16)
         self._num_dispatched = 0
         self._num_preempted = 0
+        self._num_blocks = 0
         self._end_s = _FOREVER if suite.is_until_batch_ends else suite.duration_s
         self._at_end: tuple[float, float, float] | None = None
 
@@ -260,9 +262,17 @@ class Run:
             slice_tokens=self._prediction.slice_tokens(job),
             agent_id=None if agent is None else agent.name,
             agent_cost=cost,
+            prefix=self._prefix(job),
         )
         self._gaps.queued(tenant)
         self._handle(Arrived(request=spec), now)
+
+    def _prefix(self, job: Job) -> tuple[int, ...]:
+        """The chain of a prompt nobody else sends."""
+        blocks = job.input_tokens // PREFIX_BLOCK_TOKENS
+        first = self._num_blocks
+        self._num_blocks = first + blocks
+        return tuple(range(first, first + blocks))
 
     def _finish(self, job: Job, now: float) -> None:
         job.finish_s = now
