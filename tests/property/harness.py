@@ -579,13 +579,10 @@ class Run:
         names = {job.upstream for job in victims}
         stays = sum(server.blocks(s.input_tokens, s.new_tokens) for s in held if s.name not in names)
         free = server.usable() - stays
-        lines = (self.oracle.line(tenant, tier) for tenant in self.oracle.backlogged() for tier in self.tiers(tenant))
-        least = min(server.blocks(line[0].input_tokens, self.next_slice(line[0])) for line in lines)
+        waiting = [job for queue in self.oracle.queues.values() for job in queue]
+        least = min(server.blocks(job.input_tokens, self.next_slice(job)) for job in waiting)
         if least > free:
             raise LawBroken(f"cuts: {names} leave {free} blocks on {name}, nobody who waits takes less than {least}")
-
-    def tiers(self, tenant: str) -> set[str]:
-        return {job.tier for job in self.oracle.queues[tenant]}
 
     def next_slice(self, job: Job) -> int:
         rest = job.cap - job.output

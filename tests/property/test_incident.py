@@ -5,9 +5,18 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from router_ext.core.actions import Action, Dispatch, SetTimer
+from router_ext.core.actions import Action, Dispatch, Preempt, SetTimer
 from router_ext.core.config import build_pool
-from router_ext.core.events import Arrived, BackendChanged, Finished, Progressed, RequestSpec, SliceEnded, TimerFired
+from router_ext.core.events import (
+    Arrived,
+    BackendChanged,
+    Finished,
+    Preempted,
+    Progressed,
+    RequestSpec,
+    SliceEnded,
+    TimerFired,
+)
 from router_ext.core.ids import BackendId, KeyId, RequestId, TenantId, TierName
 from router_ext.core.scheduler import Scheduler
 from tests.property.oracle import Job
@@ -86,7 +95,9 @@ class Incident:
             self.longest_server_queue = max(self.longest_server_queue, len(self.server.queue))
             self.now += step_s(len(self.server.running), min(prefill, PREFILL_PER_STEP))
             for name, what in events:
-                self.upstream(self.jobs[name], what)
+                # A stream that was closed within this step says nothing more.
+                if self.jobs[name].place != "stopped":
+                    self.upstream(self.jobs[name], what)
         return self
 
     def arrive(self, at: float, job: Job) -> None:
@@ -125,11 +136,23 @@ class Incident:
             match action:
                 case Dispatch():
                     job = self.jobs[action.request_id]
+                    job.place = "running"
                     self.server.open(Stream(job.name, job.input_tokens, action.slice_tokens, job.length - job.output))
+                case Preempt():
+                    self.stop(self.jobs[action.request_id])
                 case SetTimer():
                     self.timer = action.at_s
                 case _:
                     raise AssertionError(f"nobody is refused here: {action}")
+
+    def stop(self, job: Job) -> None:
+        """Close the stream of a running job; it goes on later."""
+        self.server.close(job.name)
+        job.place = "stopped"
+        job.cuts += 1
+        job.input_tokens = job.prompt + job.output
+        event = Preempted(request_id=RequestId(job.name), dropped_tokens=0, next_prompt_tokens=job.input_tokens)
+        self.carry_out(self.scheduler.handle(event, self.now))
 
     def p95(self, tenant: str) -> float:
         values = sorted(self.ttft[tenant])
