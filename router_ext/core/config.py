@@ -203,6 +203,20 @@ class PoolConfig:
         help="Service that one round grants the heaviest tenant, as a share of U'; the others get theirs by weight. "
         "Smaller: closer to vtc. Larger: longer clumps, a larger bound.",
     )  # fmt: skip
+    equinox_alpha: float = knob(
+        0.7, low=0, high=1, section=knobs.POLICY, policies=("equinox",), label="Weight of the user counter",
+        help="How much the service that users got decides whose turn it is; the rest is decided by what a tenant made "
+        "the machine do. 1: service alone.",
+    )  # fmt: skip
+    equinox_delta: float = knob(
+        0.1, low=0, high=10, section=knobs.POLICY, policies=("equinox",), label="Discount for slow answers",
+        help="A request that took n times as long as its service alone is charged 1 + n times this less, so a tenant "
+        "that had to wait comes sooner. 0: latency does not matter.",
+    )  # fmt: skip
+    equinox_w_output: float = knob(
+        4.0, low=0.001, high=1_000, section=knobs.POLICY, policies=("equinox",), label="Output in the user counter",
+        help="What an output token counts there, a prompt token being 1. Books and bound keep the pool's prices.",
+    )  # fmt: skip
     gamma: float = knob(
         0.0, low=0, high=1, section=knobs.FAIRNESS, policies=("slo-fair",), label="Weight of work in flight",
         help="How much of the output still expected from running requests counts in whose turn it is. Helps tenants "

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -82,6 +82,8 @@ class Scenario:
     num_keys: int = 1
     """Keys of every tenant (of those in ``split_tenants`` if there are any); each request comes with one of them."""
     split_tenants: tuple[str, ...] = ()
+    knobs: Mapping[str, Any] = field(default_factory=dict)
+    """Further knobs of the pool."""
 
     def config(self, rename: Callable[[str], str] = str) -> PoolConfig:
         config = build_pool(
@@ -98,6 +100,7 @@ class Scenario:
                 "max_preemptions": self.max_preemptions,
                 "theta_ratio": self.theta,
                 "waste_ratio": self.waste,
+                **self.knobs,
             },
             backends=[
                 {
