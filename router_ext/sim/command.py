@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -13,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from router_ext.core.config import policy_names
+from router_ext.errors import SettingsError
 from router_ext.sim.metrics import Summary, mean, percentile, summarize, ttfts
 from router_ext.sim.models import MODELS
 from router_ext.sim.prediction import Predictor
@@ -46,6 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--slice-oracle", action="store_true", help="slices from the true lengths, as an upper bound")
     parser.add_argument("--jobs", type=_positive, default=default_jobs(), metavar="N", help="processes")
     parser.add_argument("--json", action="store_true", help="print one JSON object, progress goes to stderr")
+    parser.add_argument(
+        "--report", type=Path, metavar="DIR", help="also write DIR/report.html and its pictures as SVG files"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -60,6 +66,8 @@ def run(args: argparse.Namespace) -> int:
     suite = choice.build()
     policies = args.policy or [*policy_names(), *([RAW] if suite.has_raw else [])]
     policies = list(dict.fromkeys(policies))
+    if args.report is not None:
+        _make_directory(args.report)
     seeds = args.seed or list(range(1, (args.seeds or _DEFAULT_SEEDS) + 1))
     options: dict[str, Any] = {
         "choice": choice,
@@ -86,12 +94,58 @@ def run(args: argparse.Namespace) -> int:
         "seeds": seeds,
         "results": [_result(suite, policy, runs, alone_p99) for policy, runs in by_policy.items()],
     }
+    if args.report is not None:
+        # Templates and pictures are read by nobody else.
+        from router_ext.sim import report
+
+        study = report.Study(
+            suite=suite,
+            recordings=by_policy,
+            result=result,
+            settings=_settings(args),
+            command=_again(args, policies, seeds),
+        )
+        Console(stderr=True).print(f"report: {report.write(args.report, study)}", highlight=False, soft_wrap=True)
     if args.json:
         json.dump(result, sys.stdout)
         sys.stdout.write("\n")
     else:
         _print_tables(result)
     return 0
+
+
+def _make_directory(directory: Path) -> None:
+    """Before the runs, which may take long."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(f"--report {directory}: {error.strerror}") from error
+
+
+def _settings(args: argparse.Namespace) -> dict[str, str]:
+    """What was chosen beside suite, policies and seeds, in words."""
+    predictors = {
+        Predictor.NOISY: "true length x uniform(0.5, 1.5)",
+        Predictor.ORACLE: "the true length",
+        Predictor.MEAN5: "mean of the tenant's last five outputs",
+        Predictor.NONE: "median of the outputs so far",
+    }
+    slices = "the true lengths" if args.slice_oracle else "quantiles of the outputs so far"
+    return {"predicted lengths": predictors[Predictor(args.predictor)], "slices": slices}
+
+
+def _again(args: argparse.Namespace, policies: Sequence[str], seeds: Sequence[int]) -> str:
+    """The command that gives the same report."""
+    words = [args.suite, "--policy", *policies, "--seed", *map(str, seeds)]
+    if args.predictor != Predictor.NOISY:
+        words += ["--predictor", args.predictor]
+    for option in ("rate", "backends", "model"):
+        if (value := getattr(args, option)) is not None:
+            words += [f"--{option}", str(value)]
+    for option in ("no_chunking", "slice_oracle"):
+        if getattr(args, option):
+            words.append(f"--{option.replace('_', '-')}")
+    return shlex.join(["fairlane", "simulate", *words, "--report", str(args.report)])
 
 
 def _perform(tasks: Sequence[Task], *, jobs: int) -> list[Recording]:

@@ -116,7 +116,6 @@ def study(*runs: Recording, command: str = "fairlane simulate overload") -> Stud
     return Study(
         suite=SuiteChoice(name="overload").build(),
         recordings=recordings,
-        summaries=summaries,
         result={"suite": "overload", "seeds": [run.seed for run in runs], "results": results},
         settings={"predictor": "noisy"},
         command=command,

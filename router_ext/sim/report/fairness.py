@@ -26,7 +26,7 @@ def service(study: Study) -> Figure:
         name="service",
         title="Service per tenant",
         axis="delivered service per weight, service units",
-        caption=f"Seed {study.seeds[0]}. A curve is thick while its tenant waits. Dashed: the fair line, what is due "
+        caption=f"{study.sampling}. A curve is thick while its tenant waits. Dashed: the fair line, what is due "
         "per weight to a tenant that always wants more. Two tenants that keep waiting may move apart by at most the "
         "height of the band, the policy's bound; where there is no band, the policy promises none.",
         drawings=[_service_panel(study, run, y) for run in runs.values()],
@@ -88,7 +88,7 @@ def lead(study: Study) -> Figure:
         name="lead",
         title="Ahead of what is due",
         axis="(delivered service - service due) per weight, service units",
-        caption=f"Seed {study.seeds[0]}. Due: the service delivered by the same policy in the same second, dealt out "
+        caption=f"{study.sampling}. Due: the service delivered by the same policy in the same second, dealt out "
         "by weight among those who want it. Below 0 a tenant is still owed something, if only what its running "
         "requests are about to bring. A curve is thick while its tenant waits; an arrow says that it leaves the plot.",
         drawings=[_lead_panel(study, run, leads[policy], y) for policy, run in runs.items()],
@@ -159,7 +159,7 @@ def counters(study: Study) -> Figure:
         name="counters",
         title="Counters above the floor",
         axis="(counter - smallest counter of those who wait) x weight, service units",
-        caption=f"Seed {study.seeds[0]}, once a second, while a tenant waits. No waiting tenant may be above the line, "
+        caption=f"{study.sampling}, while a tenant waits. No waiting tenant may be above the line, "
         "the policy's bound; an arrow says that a curve leaves the plot.",
         drawings=[_counter_panel(study, run, leads[policy], y) for policy, run in runs.items()],
         table=within_quarters(study, lambda run, member: leads[run.policy][member.index]),
@@ -198,7 +198,7 @@ def _counter_panel(study: Study, run: Recording, leads: list[list[float | None]]
     if not any(run.samples.counters):
         empty = "no router, so no counters"
     elif not lines:
-        empty = "nobody waits at any whole second"
+        empty = "nobody waits at any of these instants"
     rules = []
     note = "no bound promised"
     if run.counter_bound is not None:
@@ -211,7 +211,7 @@ def _counter_panel(study: Study, run: Recording, leads: list[list[float | None]]
     return Panel(
         name=run.policy,
         note="" if empty else note,
-        about=empty or f"{note}. At whole seconds: {about}",
+        about=empty or f"{note}. At these instants: {about}",
         x=clock(study.end_s),
         y=y,
         lines=lines,

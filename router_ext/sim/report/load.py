@@ -26,7 +26,7 @@ def kv(study: Study) -> Figure:
         name="kv",
         title="KV reserved",
         axis="share of each backend's usable KV",
-        caption=f"Seed {study.seeds[0]}, once a second.",
+        caption=f"{study.sampling}.",
         drawings=[
             _backend_panel(study, run, course, linear(1.0, written=percent), f"mean {percent(kv_occupancy(run))}")
             for run in study.shown.values()
@@ -47,7 +47,7 @@ def running(study: Study) -> Figure:
         name="running",
         title="Running requests",
         axis="requests that hold KV, by backend",
-        caption=f"Seed {study.seeds[0]}, once a second.",
+        caption=f"{study.sampling}.",
         drawings=[
             _backend_panel(study, run, course, y, f"mean {mean_running(run):.1f} over all backends")
             for run in runs.values()
@@ -64,7 +64,7 @@ def queues(study: Study) -> Figure:
         name="queues",
         title="Queues",
         axis="waiting requests per tenant; logarithmic above 1",
-        caption=f"Seed {study.seeds[0]}, once a second: in the router and in the servers' own queues.",
+        caption=f"{study.sampling}: in the router and in the servers' own queues.",
         drawings=[_queue_panel(study, run, y) for run in runs.values()],
         table=at_instants(study, lambda run, member, index: float(run.samples.queued[member.index][index])),
     )

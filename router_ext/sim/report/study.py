@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from router_ext.sim.metrics import Summary
+from router_ext.sim.metrics import Summary, summarize
 from router_ext.sim.recording import Recording
 from router_ext.sim.report.due import Due, due
+from router_ext.sim.report.scales import duration
 from router_ext.sim.suites import Suite
 
 NUM_COLOURS = 8
@@ -38,7 +39,7 @@ class Study:
     """See the module.
 
     Attributes:
-        recordings, summaries: by policy, in the order of the seeds: at least one of each, all with the same tenants.
+        recordings: by policy, in the order of the seeds: at least one of each, all with the same tenants.
         result: what ``fairlane simulate --json`` prints for them.
         settings: label and value of everything that was chosen beside suite, policies and seeds.
         command: the command that does all this again.
@@ -46,7 +47,6 @@ class Study:
 
     suite: Suite
     recordings: Mapping[str, Sequence[Recording]]
-    summaries: Mapping[str, Sequence[Summary]]
     result: Mapping[str, Any]
     settings: Mapping[str, str]
     command: str
@@ -60,6 +60,19 @@ class Study:
     def seeds(self) -> list[int]:
         """Of all runs."""
         return [recording.seed for recording in self.recordings[self.policies[0]]]
+
+    @cached_property
+    def summaries(self) -> dict[str, list[Summary]]:
+        """By policy: the numbers of every seed."""
+        return {policy: [summarize(run) for run in runs] for policy, runs in self.recordings.items()}
+
+    @property
+    def sampling(self) -> str:
+        """Which run is drawn over time, and how finely."""
+        at_s = self.shown[self.policies[0]].samples.at_s
+        return (
+            f"Seed {self.seeds[0]}, every {duration(at_s[1] - at_s[0])}" if len(at_s) > 1 else f"Seed {self.seeds[0]}"
+        )
 
     @cached_property
     def shown(self) -> dict[str, Recording]:
