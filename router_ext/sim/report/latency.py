@@ -10,7 +10,7 @@ from router_ext.sim.recording import Recording
 from router_ext.sim.report.figures import Figure, Table
 from router_ext.sim.report.panels import Area, Key, Line, Mark, Panel, Rule
 from router_ext.sim.report.scales import Scale, duration, logarithmic, nines
-from router_ext.sim.report.study import REST, Study
+from router_ext.sim.report.study import REST, Study, shortened
 from router_ext.sim.report.tables import named
 
 _HEIGHTS = 56
@@ -19,6 +19,8 @@ _LEVELS = sorted({*(1.0 - 10.0 ** (-2.31 * step / _HEIGHTS) for step in range(_H
 """Shares of requests at which a curve is taken: evenly spaced on the axis, and those that are marked."""
 
 _FASTEST_S = 1e-3
+_LONGEST_NAME = 12
+"""A percentile has to fit behind it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +77,7 @@ def _all_waits(study: Study, runs: Sequence[Recording]) -> list[_Waits]:
         result.append(
             _Waits(
                 name=name,
-                label=name if is_rest else members[0].label,
+                label=shortened(name, _LONGEST_NAME),
                 style=members[0].style,
                 tenant=-1 if is_rest else members[0].index,
                 num_started=sum(map(len, by_seed)),

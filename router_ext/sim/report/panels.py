@@ -14,8 +14,8 @@ from router_ext.sim.report.scales import Scale
 from router_ext.sim.report.svg import Element, element, path
 from router_ext.sim.report.thinning import Point, extremes, straighten
 
-WIDTH, HEIGHT = 460, 250
-_LEFT, _RIGHT, _TOP, _BOTTOM = 44, 112, 46, 38
+WIDTH, HEIGHT = 480, 250
+_LEFT, _RIGHT, _TOP, _BOTTOM = 44, 130, 46, 38
 PLOT_WIDTH, PLOT_HEIGHT = WIDTH - _LEFT - _RIGHT, HEIGHT - _TOP - _BOTTOM
 _LABEL_GAP = 12.5
 _TOLERANCE = 0.3

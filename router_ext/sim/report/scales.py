@@ -51,8 +51,8 @@ def duration(seconds: float) -> str:
 
 
 def percent(ratio: float) -> str:
-    """0.995 as 99.5%."""
-    return f"{ratio * 100:.4g}%"
+    """0.995 as 99.5%: three digits."""
+    return f"{ratio * 100:.3g}%"
 
 
 def linear(high: float, *, written: Callable[[float], str] = short) -> Scale:

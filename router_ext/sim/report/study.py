@@ -145,6 +145,6 @@ class Study:
         return self.rest_label if member is self.rest[0] else None
 
 
-def shortened(name: str) -> str:
+def shortened(name: str, longest: int = _LONGEST_NAME) -> str:
     """A name as it fits beside a plot."""
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+    return name if len(name) <= longest else f"{name[: longest - 1]}…"
