@@ -158,18 +158,20 @@ def _places(scale: Scale) -> list[float]:
 def _labels(panel: Panel) -> Iterator[Element]:
     """Names of the curves at their ends, moved apart where they would cover each other."""
     left = _LEFT + PLOT_WIDTH
-    ends: list[tuple[float, str, str, int]] = []
+    ends: list[tuple[float, float, str, Line]] = []
     for line in panel.lines:
-        known = [y for _, y in line.points if y is not None]
-        if line.label is not None and known:
-            ratio = panel.y.ratio(known[-1])
-            text = f"{line.label} {'↑' if ratio > 1.0 else '↓'}" if not 0.0 <= ratio <= 1.0 else line.label
-            ends.append((_TOP + PLOT_HEIGHT * (1.0 - min(1.0, max(0.0, ratio))), text, line.style, line.tenant))
+        last = next((point for point in reversed(line.points) if point[1] is not None), None)
+        if line.label is None or last is None or last[1] is None:
+            continue
+        ratio = panel.y.ratio(last[1])
+        text = line.label if 0.0 <= ratio <= 1.0 else f"{line.label} {'↑' if ratio > 1.0 else '↓'}"
+        y = _TOP + PLOT_HEIGHT * (1.0 - min(1.0, max(0.0, ratio)))
+        ends.append((y, _LEFT + PLOT_WIDTH * panel.x.ratio(last[0]), text, line))
     ends.sort(key=lambda end: end[0])
-    for (wanted, text, style, tenant), y in zip(ends, _apart([end[0] for end in ends]), strict=True):
-        leader = path([[(left + 1, wanted), (left + 7, y)]])
-        yield element("path", class_=f"leader {style}", d=leader, data_tenant=_data(tenant))
-        yield _label(left + 9, y + 3.5, text, style, tenant)
+    for (wanted, x, text, line), y in zip(ends, _apart([end[0] for end in ends]), strict=True):
+        leader = path([[(x + 1, wanted), (left + 1, wanted), (left + 7, y)]])
+        yield element("path", class_=f"leader {line.style}", d=leader, data_tenant=_data(line.tenant))
+        yield _label(left + 9, y + 3.5, text, line.style, line.tenant)
     for index, key in enumerate(panel.keys):
         yield _label(left + 9, _TOP + 9 + _LABEL_GAP * index, key.text, key.style, key.tenant)
 

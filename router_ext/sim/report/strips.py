@@ -14,7 +14,7 @@ from router_ext.sim.report.scales import duration
 from router_ext.sim.report.study import Member, Study
 from router_ext.sim.report.svg import Element, element, path
 
-_WIDTH, _LEFT, _PLOT = 350, 96, 168
+_WIDTH, _LEFT, _PLOT = 360, 96, 168
 _ROW, _TOP = 20, 34
 _LOGARITHMIC_FROM = 20.0
 """Largest over smallest value above which a strip is logarithmic: the small ones would all sit at its left end."""
