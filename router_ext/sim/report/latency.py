@@ -141,7 +141,10 @@ def _panel(policy: str, waits: Sequence[_Waits], targets: dict[float, str], x: S
         areas=areas,
         marks=marks,
         rules=[Rule(x=target, text=f"target {duration(target)}", style="target") for target in targets],
-        keys=[Key(text=f"{row.label} {_text(row.at(0.99))}", style=row.style, tenant=row.tenant) for row in waits],
+        keys=[
+            Key(text="p99", style="head"),
+            *(Key(text=f"{row.label} {_text(row.at(0.99))}", style=row.style, tenant=row.tenant) for row in waits),
+        ],
         empty=None if started else "no request has shown a token",
     )
 

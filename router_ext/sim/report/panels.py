@@ -204,8 +204,8 @@ def _plot(panel: Panel, limit: int) -> Iterator[Element]:
         yield element(
             "path", class_=f"area {area.style}", d=_outline(panel, area, limit), data_tenant=_data(area.tenant)
         )
-    for rule in panel.rules:
-        yield from _rule(panel, rule)
+    rules = [_rule(panel, rule) for rule in panel.rules]
+    yield from (line for line, _ in rules)
     for line in panel.lines:
         name = element("title", text=line.name)
         is_weak = "weak " if line.strong else ""
@@ -220,6 +220,7 @@ def _plot(panel: Panel, limit: int) -> Iterator[Element]:
         title = element("title", text=mark.text)
         x, y = _point(panel, mark.x, mark.y)
         yield element("circle", title, class_=f"mark {mark.style}", cx=x, cy=y, r=3, data_tenant=_data(mark.tenant))
+    yield from (text for _, text in rules)
 
 
 def _point(panel: Panel, x: float, y: float) -> Point:
@@ -260,16 +261,18 @@ def _outline(panel: Panel, area: Area, limit: int) -> str:
     return path([[*near, *reversed(far)]], is_closed=True)
 
 
-def _rule(panel: Panel, rule: Rule) -> Iterator[Element]:
+def _rule(panel: Panel, rule: Rule) -> tuple[Element, Element]:
+    """The line, and its text, which belongs above all curves."""
     if rule.x is not None:
         x = PLOT_WIDTH * panel.x.ratio(rule.x)
-        yield element("path", class_=f"rule {rule.style}", d=path([[(x, 0), (x, PLOT_HEIGHT)]]))
-        side = "end" if x > PLOT_WIDTH / 2 else ""
-        yield element("text", class_=f"tick halo {side}", x=x + (-4 if side else 4), y=10, text=rule.text)
-    elif rule.y is not None:
-        y = PLOT_HEIGHT * (1.0 - panel.y.ratio(rule.y))
-        yield element("path", class_=f"rule {rule.style}", d=path([[(0, y), (PLOT_WIDTH, y)]]))
-        yield element("text", class_="tick halo", x=4, y=y + (13 if y < 14 else -4), text=rule.text)
+        side, gap = (" end", -4) if x > PLOT_WIDTH / 2 else ("", 4)
+        run = [(x, 0.0), (x, float(PLOT_HEIGHT))]
+        text = element("text", class_=f"tick halo{side}", x=x + gap, y=10, text=rule.text)
+    else:
+        y = PLOT_HEIGHT * (1.0 - panel.y.ratio(rule.y or 0.0))
+        run = [(0.0, y), (float(PLOT_WIDTH), y)]
+        text = element("text", class_="tick halo", x=4, y=y + (13 if y < 14 else -4), text=rule.text)
+    return element("path", class_=f"rule {rule.style}", d=path([run])), text
 
 
 def _bracket(panel: Panel, bracket: Bracket) -> Iterator[Element]:
