@@ -22,6 +22,7 @@ from router_ext.core.explain import WaitClock, waiting_reasons
 from router_ext.core.fairness.base import FairnessPolicy, Standing
 from router_ext.core.fleet import Fleet
 from router_ext.core.ids import RequestId
+from router_ext.core.lanes import Lane
 from router_ext.core.lengths import Lengths
 from router_ext.core.lifecycle import State, Trigger, advance
 from router_ext.core.queues import Tenant, TierQueue, WaitingRoom
@@ -69,6 +70,7 @@ class Books:
         "_next_seq",
         "_next_ticket",
         "_num_taken",
+        "_orders_agents",
         "_tenants",
         "_tiers",
         "clock",
@@ -107,6 +109,7 @@ class Books:
         self._lengths = Lengths()
         self._ended: OrderedDict[RequestId, Request] = OrderedDict()
         self._is_gamma = False
+        self._orders_agents = False
         self._next_seq = 1
         self._next_ticket = 1
         self._num_taken = 0
@@ -157,6 +160,7 @@ class Books:
         request.state = advance(request.state, trigger)
         if trigger is Trigger.QUEUE:
             self.requests[request.request_id] = request
+            request.lane = self._lane(request)
             request.lane.num_open += 1
         at_front = trigger is Trigger.RETRY or trigger is Trigger.PREEMPTED
         self.room.take_place(request, at_front=at_front)
@@ -167,6 +171,34 @@ class Books:
         self._join_line(request, at_front=at_front)
         if request.queue.head is request:
             self.policy.head_changed(request.queue)
+
+    def _lane(self, request: Request) -> Lane:
+        if self._orders_agents and request.agent_id is not None:
+            self._agents.join(request, request.arrival_s)
+            return request.queue.agents()
+        return request.queue.lane(request.key)
+
+    def order_agents(self, is_on: bool) -> None:
+        """Whether calls of agents wait in a lane of their own. If that changes everybody takes a place anew: O(n)."""
+        if is_on is self._orders_agents:
+            return
+        self._orders_agents = is_on
+        queues: dict[TierQueue, None] = {}
+        for request in self.requests.values():
+            lane = self._lane(request)
+            if lane is request.lane:
+                continue
+            is_in_line = request.state is State.QUEUED and request.parked_s is None
+            if is_in_line:
+                request.queue.remove(request)
+            request.lane.num_open -= 1
+            lane.num_open += 1
+            request.lane = lane
+            if is_in_line:
+                request.queue.add(request)
+                queues[request.queue] = None
+        for queue in queues:
+            queue.sort()
 
     def _join_line(self, request: Request, *, at_front: bool = False) -> None:
         self.room.add(request, at_front=at_front)

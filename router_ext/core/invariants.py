@@ -107,14 +107,15 @@ def _lanes(tenant_id: TenantId, queue: TierQueue, requests: Mapping[RequestId, R
     where = f"{tenant_id}, {queue.name}"
     waiting = queue.keys.waiting()
     front = queue.keys.front
-    if {id(lane) for lane in queue.lanes.values() if lane} != {id(lane) for lane in waiting}:
+    lanes = [*queue.lanes.values(), *([queue.agent_lane] if queue.agent_lane else [])]
+    if {id(lane) for lane in lanes if lane.line} != {id(lane) for lane in waiting}:
         yield f"{where}: lanes with requests are not those that wait"
     if front is not (min(waiting, key=lambda lane: (lane.counter, lane.since)) if waiting else None):
         yield f"{where}: the lane in front has not received the least"
-    if len(queue) != sum(len(lane) for lane in waiting):
-        yield f"{where}: counts {len(queue)} in line, lanes hold {sum(len(lane) for lane in waiting)}"
+    if len(queue) != sum(len(lane.line) for lane in waiting):
+        yield f"{where}: counts {len(queue)} in line, lanes hold {sum(len(lane.line) for lane in waiting)}"
     here = Counter(id(request.lane) for request in requests.values() if request.queue is queue)
-    if any(lane.num_open != here.pop(id(lane), 0) for lane in queue.lanes.values()) or here:
+    if any(lane.num_open != here.pop(id(lane), 0) for lane in lanes) or here:
         yield f"{where}: open requests of a lane are miscounted"
 
 

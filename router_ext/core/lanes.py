@@ -1,36 +1,71 @@
-"""Lanes: the waiting requests of one key inside one tenant and tier, and the key's service counter there.
+"""Lanes: who waits inside one tenant and tier, by key, each with the key's service counter there.
 
-Inside a lane requests that ran before go first (by arrival), then fresh ones by arrival. Lanes of one queue are
+Inside a key's lane requests that ran before go first (by arrival), then fresh ones by arrival. Lanes of one queue are
 siblings (``core.siblings``), so keys that wait share their tenant's turns in that tier equally, and splitting work
 over more keys buys nothing outside the tenant.
+
+Under policies that order agents, calls of agents wait in one lane of their own, by tag (``core.calls``), whatever their
+key: an order among agents means something only if it goes across keys. One lane, not one per key: otherwise a key
+would get a second share by giving some of its requests an agent id.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from router_ext.core.ids import KeyId
-    from router_ext.core.request import Request
+from router_ext.core.ids import KeyId
+from router_ext.core.request import Request
+
+
+class Line(Protocol):
+    """An order in which requests of one lane wait."""
+
+    def __len__(self) -> int:
+        """How many do."""
+
+    def first(self) -> Request | None:
+        """Who goes next."""
+
+    def add(self, request: Request) -> None:
+        """Queue a request."""
+
+    def remove(self, request: Request) -> None:
+        """Take a request out, wherever it stands."""
+
+    def sort(self) -> None:
+        """Bring the order back, after some came back from parking."""
+
+    def requests(self) -> list[Request]:
+        """All waiting requests, in order."""
 
 
 class Lane:
-    """See the module.
+    """One account inside a queue, and the line of those who wait on it.
 
     Attributes:
-        counter: service charged to the key's requests of this tier, lifts included. since: see ``siblings``.
+        key: whose lane it is; None for the lane of agents.
+        counter: service charged to requests of this lane, lifts included. since: see ``siblings``.
         num_open: requests that wait or run.
     """
 
-    __slots__ = ("_fresh", "_resumed", "counter", "key", "num_open", "since")
+    __slots__ = ("counter", "key", "line", "num_open", "since")
 
-    def __init__(self, key: KeyId) -> None:
+    def __init__(self, key: KeyId | None, line: Line) -> None:
         self.key = key
+        self.line = line
         self.counter = 0.0
         self.since = 0
         self.num_open = 0
+
+
+class ArrivalOrder:
+    """Requests that ran before, then fresh ones, each by arrival. O(1) for fresh ones, O(log n) for the others."""
+
+    __slots__ = ("_fresh", "_resumed")
+
+    def __init__(self) -> None:
         self._fresh: OrderedDict[int, Request] = OrderedDict()
         self._resumed: list[tuple[int, Request]] = []
         """(-seq, request), ascending: the oldest is last, where a list gives it up cheaply. Its length is bounded

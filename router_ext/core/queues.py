@@ -14,9 +14,10 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from router_ext.core.calls import TagOrder
 from router_ext.core.config import TenantConfig, TierConfig
 from router_ext.core.ids import KeyId, RequestId, TenantId, TierName
-from router_ext.core.lanes import Lane
+from router_ext.core.lanes import ArrivalOrder, Lane
 from router_ext.core.lengths import LEAST_SLICE
 from router_ext.core.lifecycle import State
 from router_ext.core.request import Request
@@ -34,7 +35,7 @@ class TierQueue:
 
     Attributes:
         head: who goes next, or None. Kept up to date, because decisions read it far more often than it changes.
-        lanes: by key; those without requests are kept while they are ahead of the others.
+        lanes: by key; those without requests are kept while they are ahead of the others. agent_lane: of agents.
         urgency, indexed, version: notes of the policy's urgency index (``fairness.slo_fair``), which forgets
             entries lazily.
     """
@@ -42,6 +43,7 @@ class TierQueue:
     __slots__ = (
         "_keep",
         "_num",
+        "agent_lane",
         "head",
         "indexed",
         "keys",
@@ -61,6 +63,7 @@ class TierQueue:
         self.ttft_target_s = tier.ttft_target_s
         self.head: Request | None = None
         self.lanes: dict[KeyId, Lane] = {}
+        self.agent_lane: Lane | None = None
         self.keys: Siblings[Lane] = Siblings()
         self.urgency = 0
         self.indexed: Request | None = None
@@ -77,8 +80,14 @@ class TierQueue:
         if lane is None:
             if len(self.lanes) >= self._keep:
                 self._forget_idle()
-            lane = self.lanes[key] = Lane(key)
+            lane = self.lanes[key] = Lane(key, ArrivalOrder())
         return lane
+
+    def agents(self) -> Lane:
+        """The lane of agents, made on first use."""
+        if self.agent_lane is None:
+            self.agent_lane = Lane(None, TagOrder())
+        return self.agent_lane
 
     def _forget_idle(self) -> None:
         base = self.keys.base()
@@ -90,29 +99,29 @@ class TierQueue:
     def add(self, request: Request) -> None:
         """Queue a request in its lane."""
         lane = request.lane
-        lane.add(request)
+        lane.line.add(request)
         self._num += 1
         if not lane.since:
             self.keys.enter(lane)
         if lane is self.keys.front:
-            self.head = lane.first()
+            self.head = lane.line.first()
 
     def sort(self) -> None:
         """Bring fresh requests back into the order of arrival, after some came back from parking. O(n)."""
         for lane in self.keys.waiting():
-            lane.sort()
+            lane.line.sort()
         self._see_head()
 
     def remove(self, request: Request) -> None:
         """Take a request out, wherever it stands."""
         lane = request.lane
-        lane.remove(request)
+        lane.line.remove(request)
         self._num -= 1
-        if not lane:
+        if not lane.line:
             self.keys.leave(lane)
             self._see_head()
         elif request is self.head:
-            self.head = lane.first()
+            self.head = lane.line.first()
 
     def reorder(self) -> bool:
         """The lane in front has been charged up to its rival. Whether another request heads the queue now."""
@@ -135,11 +144,11 @@ class TierQueue:
 
     def _see_head(self) -> None:
         front = self.keys.front
-        self.head = None if front is None else front.first()
+        self.head = None if front is None else front.line.first()
 
     def requests(self) -> list[Request]:
         """All waiting requests: lanes by counter, in each its order. O(n)."""
-        return [request for lane in self.keys.waiting() for request in lane.requests()]
+        return [request for lane in self.keys.waiting() for request in lane.line.requests()]
 
 
 class Tenant:

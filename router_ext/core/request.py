@@ -21,7 +21,8 @@ class Request:
 
     Attributes:
         seq: order of arrival; the tie-break everywhere.
-        lane: where it waits inside its queue, and the counter it is charged to there (``core.lanes``).
+        lane: where it waits inside its queue, and the counter it is charged to there (``core.lanes``); set when it is
+            first queued.
         prompt_tokens: the client's prompt; ``input_tokens``: what the next (or running) slice sends upstream.
         output_tokens: tokens kept so far over all slices.
         paid_in, paid_out: high-water marks of charged tokens (``core.cost``). is_charged: the prompt was charged.
@@ -108,7 +109,7 @@ class Request:
         self.key = spec.key
         self.tenant = tenant
         self.queue = queue
-        self.lane: Lane = queue.lane(spec.key)
+        self.lane: Lane
         self.seq = seq
         self.arrival_s = arrival_s
         target = queue.ttft_target_s

@@ -48,6 +48,10 @@ def save(tenants: Iterable[Tenant], base: float) -> dict[str, Any]:
             ahead[tenant.tenant_id] = {"ahead": tenant.counter - base}
         for queue in tenant.by_rank:
             keys += ((lead, tenant.tenant_id, queue.name, key) for key, lead in _leads(queue))
+            agents = queue.agent_lane
+            if agents is not None and agents.counter > queue.keys.base():
+                of_tenant = ahead.setdefault(tenant.tenant_id, {"ahead": 0.0})
+                of_tenant.setdefault("agents", {})[queue.name] = agents.counter - queue.keys.base()
     for lead, tenant_id, tier, key in heapq.nlargest(_MAX_KEYS, keys):
         of_tenant = ahead.setdefault(tenant_id, {"ahead": 0.0})
         of_tenant.setdefault("keys", {}).setdefault(tier, {})[key] = lead
@@ -99,26 +103,38 @@ class Restored:
     def _tenant(self, tenant: Tenant, entry: Mapping[str, Any]) -> None:
         where = f"tenant {tenant.tenant_id!r}"
         tenant.counter = self._number(entry.get("ahead"), where)
-        tiers = entry.get("keys", {})
+        for queue, keys in self._tiers(tenant, entry, "keys"):
+            self._lanes(queue, keys, f"{where}, tier {queue.name!r}")
+        for queue, lead in self._tiers(tenant, entry, "agents"):
+            queue.agents().counter = self._number(lead, f"{where}, tier {queue.name!r}, agents")
+            self._settle(queue)
+
+    def _tiers(self, tenant: Tenant, entry: Mapping[str, Any], field: str) -> Iterator[tuple[TierQueue, Any]]:
+        where = f"tenant {tenant.tenant_id!r}"
+        tiers = entry.get(field, {})
         if not isinstance(tiers, Mapping):
-            self._ignore(f"{where}: keys are not an object")
+            self._ignore(f"{where}: {field} are not an object")
             return
-        for name, keys in tiers.items():
+        for name, value in tiers.items():
             tier = self._config.tiers.get(name)
             if tier is None:
                 self._ignore(f"{where}: tier {name!r} is not configured")
-            elif not isinstance(keys, Mapping):
-                self._ignore(f"{where}, tier {name!r}: not an object")
             else:
-                self._queue(tenant.queue(tier), keys, f"{where}, tier {name!r}")
+                yield tenant.queue(tier), value
 
-    def _queue(self, queue: TierQueue, keys: Mapping[str, Any], where: str) -> None:
+    def _lanes(self, queue: TierQueue, keys: object, where: str) -> None:
+        if not isinstance(keys, Mapping):
+            self._ignore(f"{where}: not an object")
+            return
         for key, lead in keys.items():
             if self._num_keys >= _MAX_KEYS:
                 self._ignore(f"{where}: more than {_MAX_KEYS} keys")
                 return
             self._num_keys += 1
             queue.lane(KeyId(str(key))).counter = self._number(lead, f"{where}, key {key!r}")
+        self._settle(queue)
+
+    def _settle(self, queue: TierQueue) -> None:
         queue.keys.settle()
         self.levels.append(queue)
 

@@ -42,6 +42,7 @@ from router_ext.core.events import (
     Stepped,
     TimerFired,
 )
+from router_ext.core.fairness import policy_class
 from router_ext.core.fairness.base import FairnessPolicy, Surroundings
 from router_ext.core.fairness.counters import Counters
 from router_ext.core.fairness.switch import build_policy
@@ -334,6 +335,7 @@ class Scheduler:
             free_ratio=fleet.free_ratio,
             most_free=fleet.most_free,
         )
+        self._books.order_agents(policy_class(config.policy).orders_agents)
         policy = build_policy(around, tenants=self._tenants.by_id.values(), tiers=self._tiers, before=self._policy)
         self._policy = policy
         self._books.adopt(config, policy, cost)

@@ -29,7 +29,7 @@ from router_ext.core.fairness.base import Standing
 from router_ext.core.fairness.counters import Counters
 from router_ext.core.fairness.slo_fair import SloFair
 from router_ext.core.fleet import Fleet
-from router_ext.core.lanes import Lane
+from router_ext.core.lanes import ArrivalOrder
 from router_ext.core.scheduler import Scheduler
 from tests.property.harness import ALL_LAWS, Run, Scenario, scenario
 from tests.property.oracle import LawBroken
@@ -195,8 +195,8 @@ def last_come_first_served(patch: pytest.MonkeyPatch) -> None:
         else:
             self._fresh = OrderedDict([(request.seq, request), *self._fresh.items()])
 
-    original = Lane.add
-    patch.setattr(Lane, "add", add)
+    original = ArrivalOrder.add
+    patch.setattr(ArrivalOrder, "add", add)
 
 
 def resumed_go_last(patch: pytest.MonkeyPatch) -> None:
@@ -204,8 +204,8 @@ def resumed_go_last(patch: pytest.MonkeyPatch) -> None:
         request.is_resumed = False
         original(self, request)
 
-    original = Lane.add
-    patch.setattr(Lane, "add", add)
+    original = ArrivalOrder.add
+    patch.setattr(ArrivalOrder, "add", add)
 
 
 def double_charge_on_finish(patch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ def configurations(draw: st.DrawFn) -> PoolConfig:
     return build_pool(
         pool={
             "name": "p",
-            "policy": draw(st.sampled_from(["fifo", "slo-fair"])),
+            "policy": draw(st.sampled_from(["fifo", "slo-fair", "slo-fair", "vtc", "justitia"])),
             "gamma": draw(st.sampled_from([0.0, 0.5])),
             "max_queued": draw(st.sampled_from([6, 1_000])),
             "backend_wait_s": 5.0,
@@ -143,6 +143,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         sequences=st.sampled_from([1, 1, 2]),
         prefix=st.sampled_from([(), (1,), (1, 2), (1, 3), (1, 2, 4), (2, 1, 1)]),
         key=st.sampled_from(["key_a", "key_a", "key_b", "key_c"]),
+        agent=st.sampled_from([None, None, "agent_a", "agent_b"]),
     )
     def arrive(
         self,
@@ -155,12 +156,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         sequences: int,
         prefix: tuple[int, ...],
         key: str,
+        agent: str | None,
     ) -> None:
         name = f"req_{len(self.specs)}"
         spec = RequestSpec(
             request_id=RequestId(name),
             tenant=TenantId(tenant),
             key=KeyId(key),
+            agent_id=agent,
             tier=TierName(tier),
             prompt_tokens=prompt,
             max_new_tokens=cap,

@@ -92,6 +92,7 @@ class FairnessPolicy:
         is_preemptive: running work may be cut for others (``core.preemption``).
         is_bounded: the bounds of ``core.bounds`` hold.
         is_watching: every request that enters or leaves the line is shown to ``queued`` and ``unqueued``.
+        orders_agents: inside a tenant and tier, calls of agents wait in one lane, by tag (``core.lanes``).
     """
 
     is_gated: ClassVar[bool] = False
@@ -99,6 +100,7 @@ class FairnessPolicy:
     is_preemptive: ClassVar[bool] = False
     is_bounded: ClassVar[bool] = False
     is_watching: ClassVar[bool] = False
+    orders_agents: ClassVar[bool] = False
 
     def __init__(self, around: Surroundings) -> None:
         self._counters = around.counters

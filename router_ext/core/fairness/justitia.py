@@ -24,11 +24,9 @@ pampering. This product's own: the claim that keeps backfill from delaying the c
 
 from __future__ import annotations
 
-import heapq
-from bisect import bisect_left, insort
 from typing import ClassVar
 
-from router_ext.core.agents import Agent
+from router_ext.core.calls import TagOrder
 from router_ext.core.fairness.base import Candidates, FairnessPolicy, Standing, Surroundings
 from router_ext.core.request import Request
 
@@ -37,12 +35,6 @@ _OWN_TRIES = 3
 
 _BACKFILL_AGENTS = 3
 """Agents tried behind the pampered one."""
-
-_SLACK = 64
-"""Forgotten entries tolerated beside as many live ones, before the heap is rebuilt."""
-
-_Calls = list[tuple[bool, int, Request]]
-"""(is resumed, -seq, call), ascending: who goes first is last, where a list gives it up cheaply."""
 
 _PICK, _BACKFILL = Standing.PICK, Standing.BACKFILL
 
@@ -55,10 +47,7 @@ class Justitia(FairnessPolicy):
     def __init__(self, around: Surroundings) -> None:
         super().__init__(around)
         self._agents = around.agents
-        self._heap: list[tuple[float, int, Agent]] = []
-        """(tag, order of first calls, agent), one entry at most for each agent in ``_calls``, and forgotten ones."""
-        self._calls: dict[Agent, _Calls] = {}
-        self._indexed: set[Agent] = set()
+        self._calls = TagOrder()
         for request in around.room.in_line.values():
             self.queued(request)
 
@@ -70,53 +59,24 @@ class Justitia(FairnessPolicy):
 
     def queued(self, request: Request) -> None:
         """One more call of its agent waits."""
-        # One that arrived under another policy may have none yet.
-        agent = request.agent or self._agents.join(request, request.arrival_s)
-        calls = self._calls.get(agent)
-        if calls is None:
-            calls = self._calls[agent] = []
-            if agent not in self._indexed:
-                self._indexed.add(agent)
-                heapq.heappush(self._heap, (agent.tag, agent.seq, agent))
-        insort(calls, (request.is_resumed, -request.seq, request))
+        if request.agent is None:
+            # It arrived under another policy.
+            self._agents.join(request, request.arrival_s)
+        self._calls.add(request)
 
     def unqueued(self, request: Request) -> None:
         """The call waits no longer."""
-        agent = request.agent
-        assert agent is not None
-        calls = self._calls[agent]
-        del calls[bisect_left(calls, (request.is_resumed, -request.seq))]
-        if calls:
-            return
-        del self._calls[agent]
-        if len(self._heap) > 2 * len(self._calls) + _SLACK:
-            self._heap = [entry for entry in self._heap if entry[2] in self._calls]
-            heapq.heapify(self._heap)
-            self._indexed = set(self._calls)
+        self._calls.remove(request)
 
     # --- the decision ----------------------------------------------------------------------------------------------
 
     def candidates(self, now: float) -> Candidates:
         """Calls of the agent with the smallest tag, then a few of the next ones."""
-        popped: list[tuple[float, int, Agent]] = []
+        calls = self._calls.walk(1 + _BACKFILL_AGENTS, _OWN_TRIES)
         try:
             standing = _PICK
-            while len(popped) <= _BACKFILL_AGENTS and (agent := self._top()) is not None:
-                popped.append(heapq.heappop(self._heap))
-                for _, _, call in self._calls[agent][: -_OWN_TRIES - 1 : -1]:
-                    yield call, standing
-                    standing = _BACKFILL
+            for call in calls:
+                yield call, standing
+                standing = _BACKFILL
         finally:
-            for entry in popped:
-                heapq.heappush(self._heap, entry)
-
-    def _top(self) -> Agent | None:
-        """The waiting agent with the smallest tag; forgotten ones before it are dropped."""
-        heap = self._heap
-        while heap:
-            agent = heap[0][2]
-            if agent in self._calls:
-                return agent
-            heapq.heappop(heap)
-            self._indexed.discard(agent)
-        return None
+            calls.close()

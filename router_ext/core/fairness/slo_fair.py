@@ -31,6 +31,7 @@ from __future__ import annotations
 import heapq
 from typing import ClassVar
 
+from router_ext.core.calls import TagOrder
 from router_ext.core.config import PoolConfig
 from router_ext.core.fairness.base import Candidates, FairnessPolicy, Standing, Surroundings
 from router_ext.core.queues import Tenant, TierQueue
@@ -43,6 +44,10 @@ _LATE_TRIES = 2
 
 _BACKFILL_TRIES = 3
 """Other tenants tried behind a pick that waits."""
+
+_OWN_TRIES = 3
+_BACKFILL_AGENTS = 3
+"""Calls per agent, and agents behind the first, tried in the pick's own lane if that is one of agents."""
 
 _URGENT, _LATE_HEAD, _URGENT_PICK = Standing.URGENT, Standing.LATE, Standing.URGENT_PICK
 _PICK, _BACKFILL = Standing.PICK, Standing.BACKFILL
@@ -66,6 +71,7 @@ class SloFair(FairnessPolicy):
     is_gated: ClassVar[bool] = True
     is_preemptive: ClassVar[bool] = True
     is_bounded: ClassVar[bool] = True
+    orders_agents: ClassVar[bool] = True
 
     def __init__(self, around: Surroundings) -> None:
         super().__init__(around)
@@ -243,6 +249,8 @@ class SloFair(FairnessPolicy):
                     )
                     yield head, _URGENT_PICK if is_urgent else _PICK
                     is_pick = False
+                    if isinstance(head.lane.line, TagOrder):
+                        yield from self._behind(head, head.lane.line)
                 elif tenant.counter - floor <= tenant.backfill_pass:
                     # In the order of counters everybody behind is further above the floor; passes differ by weight
                     # only, so the few tries go to those who are next in turn anyway.
@@ -251,6 +259,16 @@ class SloFair(FairnessPolicy):
                     yield head, _BACKFILL
         finally:
             keys.restore(popped)
+
+    def _behind(self, head: Request, calls: TagOrder) -> Candidates:
+        """Calls of agents that may use what their tenant's pick, one of them, leaves: the tenant is in turn."""
+        behind = calls.walk(1 + _BACKFILL_AGENTS, _OWN_TRIES)
+        try:
+            for call in behind:
+                if call is not head:
+                    yield call, _BACKFILL
+        finally:
+            behind.close()
 
     def _next_on_time(self, now: float, floor: float) -> _Entry | None:
         heap = self._on_time

@@ -27,7 +27,9 @@ from tests.unit.core.builders import arrival, dispatched, pool, started
 def request(seq: int, tenant: Tenant, **fields: Any) -> Request:
     spec = arrival(f"r{seq}", tenant.tenant_id, **fields).request
     queue = tenant.queue(TierConfig(name=spec.tier, rank=1))
-    return Request(spec, tenant=tenant, queue=queue, seq=seq, arrival_s=float(seq))
+    made = Request(spec, tenant=tenant, queue=queue, seq=seq, arrival_s=float(seq))
+    made.lane = queue.lane(spec.key)
+    return made
 
 
 def tenant(name: str = "a", weight: float = 1.0) -> Tenant:
