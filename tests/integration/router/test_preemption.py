@@ -6,17 +6,20 @@ import asyncio
 import json
 import random
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.exchange import Wire, call
 from support.modelserver import DATA_DIR, ModelServer, model_server
 from support.preempting import ForcedCuts, RealWorld
-from support.routers import backend
+from support.routers import RouterProcess, Setup, backend, router
 from support.scripted import Peer, running, until
 
 from router_ext.core.request import Request
 from router_ext.gateway.engine import PoolEngine
+from router_ext.wire.controlplane import TierRecord
 
 FLAGS = ("--sim-step-ms", "2", "--sim-mean-tokens", "0", "--max-total-tokens", "2048")
 TOKENS = 60
@@ -135,3 +138,84 @@ async def test_a_server_that_dies_while_its_streams_are_cut(tmp_path: Path) -> N
             assert sum(event["preemptions"] for event in booked) > 6
             assert any(len(event["backends"]) == 2 for event in booked)
             nothing_is_left(world)
+
+
+# --- the scheduler's own decision -----------------------------------------------------------------------------------
+
+KV_TOKENS = 1_280
+BATCH = {"parameters": {"max_new_tokens": 290, "details": True}}
+QUESTION = {"inputs": "Are you there?", "parameters": {"max_new_tokens": 60}}
+
+
+class Stream:
+    """One batch request, read by a thread of its own."""
+
+    def __init__(self, running: RouterProcess, key: str, prompt: str) -> None:
+        self.tokens = 0
+        self.data = b""
+        self._running, self._key, self._prompt = running, key, prompt
+        self.thread = threading.Thread(target=self._read)
+        self.thread.start()
+
+    def _read(self) -> None:
+        with Wire(self._running.port) as wire:
+            body = {"inputs": self._prompt, **BATCH}
+            wire.send("POST", "/generate_stream", body, headers={"Authorization": f"Bearer {self._key}"})
+            wire.head()
+            for piece in wire.chunks():
+                self.data += piece
+                self.tokens += piece.count(b"data: ")
+
+
+@pytest.mark.parametrize("is_on", [True, False], ids=["preemption", "no preemption"])
+def test_a_chatbot_does_not_wait_for_a_batch_to_end(server: ModelServer, is_on: bool) -> None:
+    """Four long answers hold the KV; a question with a target comes. One of them yields and later goes on unchanged."""
+    flags = ("--sim-step-ms", "10", "--sim-mean-tokens", "0", "--max-total-tokens", "1024")
+    limits = ("--max-batch-total-tokens", str(KV_TOKENS), "--max-batch-prefill-tokens", str(KV_TOKENS))
+    # None of them ends inside a character, which TGI answers in its own way.
+    prompts = [f"Tale number {n}" for n in range(4)]
+    wanted = [call(server.port, "POST", "/generate_stream", {"inputs": prompt, **BATCH})[2] for prompt in prompts]
+    with model_server(*flags, *limits) as small:
+        setup = Setup(
+            backends=[backend(small.port, kv_tokens=KV_TOKENS, prefill_budget_tokens=KV_TOKENS)],
+            scheduling={"max_preemptions": 1 if is_on else 0},
+            tiers=[TierRecord(name="interactive", rank=1, ttft_target_s=0.5), TierRecord(name="batch", rank=50)],
+            tokenizer_path=str(next(DATA_DIR.rglob("tokenizer.json"))),
+        )
+        setup.tenant("batch", tiers=["batch"], default_tier="batch")
+        setup.tenant("chatbot", tiers=["interactive"], default_tier="interactive")
+        batch, chatbot = setup.key("batch"), setup.key("chatbot")
+        with router(setup) as running:
+            streams = [Stream(running, batch, prompt) for prompt in prompts]
+            # From here on the pool's rate is known, and with it what may be computed again.
+            running.wait(lambda: running.metric("fairlane_waste_budget_tokens") > 200)
+            running.wait(lambda: all(stream.tokens > 20 for stream in streams))
+            headers = {"Authorization": f"Bearer {chatbot}"}
+            status, _, _ = call(running.port, "POST", "/generate", QUESTION, headers=headers)
+            assert status == 200
+            for stream in streams:
+                stream.thread.join(60)
+            running.wait(lambda: len(running.usage()) == 5)
+            booked = running.usage()
+            assert [stream.data for stream in streams] == wanted
+            assert running.metric("fairlane_preemptions_total", trigger="deadline") == is_on
+            assert running.metric("fairlane_preemptions_total") == is_on
+            running.wait(running.is_idle)
+        (question,) = [event for event in booked if event.tenant == "ten_chatbot"]
+        answers = [event for event in booked if event.tenant == "ten_batch"]
+        assert {event.output_tokens for event in answers} == {290}
+        assert {event.outcome for event in booked} == {"completed"}
+        assert question.first_token_us is not None
+        # Nothing fitted before an answer ended by itself, unless one was cut.
+        first_release_us = min(event.ended_at_us for event in answers)
+        assert (question.first_token_us < first_release_us) is is_on
+        cut = [event for event in answers if event.preemptions]
+        assert [(event.preemptions, event.resume_class) for event in cut] == [(1, "exact")] * is_on
+        for event in cut:
+            assert event.first_dispatch_us is not None
+            assert 20 < event.recomputed_tokens < 300
+            # It may go on at once in what was freed and not needed, and then once more.
+            assert (event.resumed_prefill_tokens > 0) is (event.segments > 2)
+            assert any("told to stop" in line for line in event.explanation)
+            # It held its reservation from its start to its end, but for the time in which it had yielded.
+            assert event.kv_token_seconds < 300 * (event.ended_at_us - event.first_dispatch_us) / 1e6
