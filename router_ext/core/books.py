@@ -136,6 +136,9 @@ class Books:
         """A record for a request that has arrived; it counts for nothing until it is queued."""
         request = Request(spec, tenant=tenant, queue=queue, seq=self._next_seq, arrival_s=now)
         self._next_seq += 1
+        if spec.predicted_output_tokens is None:
+            guess = self._lengths.median(spec.key, spec.tenant)
+            request.predicted_output_tokens = min(guess, spec.max_new_tokens)
         return request
 
     # --- waiting ---------------------------------------------------------------------------------------------------

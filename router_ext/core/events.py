@@ -21,7 +21,8 @@ class RequestSpec:
     Attributes:
         prompt_tokens: measured or estimated input length; corrected by ``PromptMeasured``.
         max_new_tokens: the client's cap, already clamped to what the model allows (>= 1).
-        predicted_output_tokens: median prediction, for estimates only; never decides safety.
+        predicted_output_tokens: median prediction, for estimates only; never decides safety. None to have it taken from
+            what has finished so far (``core.lengths``).
         slice_tokens: upper quantile of the predicted output, the preferred slice (>= 64 unless the cap is smaller);
             None to have it taken from what has finished so far (``core.lengths``).
         is_sliceable: False for work that cannot be resumed (grammar, tools, best_of); it is dispatched whole.
@@ -38,7 +39,7 @@ class RequestSpec:
     tier: TierName
     prompt_tokens: int
     max_new_tokens: int
-    predicted_output_tokens: int = 256
+    predicted_output_tokens: int | None = 256
     slice_tokens: int | None = 1024
     is_sliceable: bool = True
     num_sequences: int = 1

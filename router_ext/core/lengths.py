@@ -1,4 +1,4 @@
-"""Output lengths seen so far, and the slice to ask for where nobody predicted one.
+"""Output lengths seen so far, and what to expect and to ask for where nobody predicted a length.
 
 Rule: the preferred slice of a request is the 0.97 quantile of how much its key's finished requests wrote beyond what
 it has written itself; without 20 of them, of its tenant's, else of the pool's, else 1,024. A fresh request is compared
@@ -8,6 +8,8 @@ given as much again as it has.
 Why 0.97: a slice that is too short costs the prompt again, one that is too long only the difference. With outputs
 evenly from 100 to 300 and limits of 4,096 (``fairlane simulate kv-overreserve``) 0.95 prefills 8.5% of the output again
 at slice ends, 0.97 4.8%, at the same throughput and 1% fewer requests at once.
+
+The median by the same rule is what a request without a stated prediction is expected to write.
 
 The quantile is taken when a request is in turn, not when it arrives: whoever waited for a minute profits from what
 that minute taught.
@@ -31,7 +33,7 @@ from router_ext.core.kv import TGI_NEW_TOKENS_CAP
 
 _Name = TypeVar("_Name", bound=str)
 
-SLICE_LEVEL = 0.97
+SLICE_LEVEL, MEDIAN_LEVEL = 0.97, 0.5
 
 LEAST_SLICE = 64
 """No slice is preferred shorter: its continuation would cost its prompt again."""
@@ -77,6 +79,10 @@ class _Window:
             return produced
         return lengths[first + math.ceil(SLICE_LEVEL * longer - 1e-9) - 1] - produced
 
+    def at(self, level: float) -> int:
+        """The smallest length that a share ``level`` of the answers do not exceed."""
+        return self._sorted[math.ceil(level * len(self._sorted) - 1e-9) - 1]
+
 
 class Lengths:
     """See the module. ``count``: finished requests so far; a slice planned at another count may be out of date."""
@@ -96,12 +102,24 @@ class Lengths:
         _window(self._by_tenant, tenant).add(output_tokens)
         self._pool.add(output_tokens)
 
+    def median(self, key: KeyId, tenant: TenantId) -> int:
+        """What a fresh request is expected to write: half of those that finished wrote no more."""
+        window = self._nearest(key, tenant)
+        return TGI_NEW_TOKENS_CAP if window is None else window.at(MEDIAN_LEVEL)
+
     def slice_tokens(self, key: KeyId, tenant: TenantId, produced: int) -> int:
         """The preferred slice of a request that has written ``produced`` tokens."""
+        window = self._nearest(key, tenant)
+        if window is None:
+            return TGI_NEW_TOKENS_CAP
+        return min(max(LEAST_SLICE, window.rest(produced)), TGI_NEW_TOKENS_CAP)
+
+    def _nearest(self, key: KeyId, tenant: TenantId) -> _Window | None:
+        """The lengths of the smallest group with enough of them."""
         for window in (self._by_key.get(key), self._by_tenant.get(tenant), self._pool):
             if window is not None and len(window) >= MIN_SAMPLES:
-                return min(max(LEAST_SLICE, window.rest(produced)), TGI_NEW_TOKENS_CAP)
-        return TGI_NEW_TOKENS_CAP
+                return window
+        return None
 
 
 def _window(windows: OrderedDict[_Name, _Window], name: _Name) -> _Window:

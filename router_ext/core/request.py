@@ -118,7 +118,7 @@ class Request:
         self.prompt_tokens = spec.prompt_tokens
         self.input_tokens = spec.prompt_tokens
         self.max_new_tokens = spec.max_new_tokens
-        self.predicted_output_tokens = spec.predicted_output_tokens
+        self.predicted_output_tokens = spec.predicted_output_tokens or 0
         self.preferred_slice_tokens = spec.slice_tokens or TGI_NEW_TOKENS_CAP
         self.slice_count = 0 if spec.slice_tokens is None else -1
         self.is_sliceable = spec.is_sliceable

@@ -239,6 +239,7 @@ class App:
         predicted: Quantiles,
     ) -> Client:
         event = slot.start.event
+        is_unknown = predicted.source == "default"
         client = Client(request.exchange, stall_limit_s=self._router.settings.stall_limit_s)
         call = Call(
             engine,
@@ -279,8 +280,8 @@ class App:
                 tier=tier,
                 prompt_tokens=prompt.lengths.prompt_tokens,
                 max_new_tokens=max_new_tokens,
-                predicted_output_tokens=min(predicted.median, max_new_tokens),
-                slice_tokens=None if predicted.source == "default" else max(predicted.q95, LEAST_SLICE),
+                predicted_output_tokens=None if is_unknown else min(predicted.median, max_new_tokens),
+                slice_tokens=None if is_unknown else max(predicted.q95, LEAST_SLICE),
                 is_sliceable=flow is not None and flow.is_sliceable and engine.model.is_resumable,
                 num_sequences=generation.num_sequences if flow is None else 1,
                 prefix=prompt.prefix,

@@ -44,6 +44,31 @@ def test_the_quantile_is_the_smallest_length_that_reaches_it() -> None:
     assert sum(length < got for length in lengths) / len(lengths) < 0.97
 
 
+def test_half_of_the_answers_are_not_longer_than_the_median() -> None:
+    assert taught(*[100] * 19).median(KEY, TENANT) == 1_024
+    rng = random.Random(4)
+    lengths = [rng.randint(1, 3_000) for _ in range(101)]
+    got = taught(*lengths).median(KEY, TENANT)
+    assert sum(length <= got for length in lengths) == 51
+    # A key without enough of its own is told from its tenant's, then from the pool's.
+    assert taught(*lengths).median(KeyId("unknown"), TENANT) == got
+    assert taught(*lengths).median(KeyId("unknown"), TenantId("unknown")) == got
+
+
+def test_an_unpredicted_request_is_expected_to_be_as_long_as_those_that_finished() -> None:
+    """Stated predictions are left alone, and nobody is expected to pass the client's own limit."""
+    scheduler = started(pool(kv=10_000))
+    for number in range(20):
+        scheduler.handle(arrival(f"r{number}", prompt=10, cap=200), 0.0)
+        scheduler.handle(tokens(f"r{number}", 40), 0.0)
+        scheduler.handle(Finished(request_id=RequestId(f"r{number}")), 0.0)
+    wanted = {"unknown": (None, 200), "stated": (150, 200), "short": (None, 5)}
+    for name, (predicted, cap) in wanted.items():
+        scheduler.handle(arrival(name, prompt=10, cap=cap, predicted_output_tokens=predicted), 1.0)
+    found = {name: scheduler._requests[RequestId(name)].predicted_output_tokens for name in wanted}
+    assert found == {"unknown": 40, "stated": 150, "short": 5}
+
+
 def test_no_slice_is_shorter_than_the_least_nor_longer_than_a_piece() -> None:
     assert taught(*[5] * 30).slice_tokens(KEY, TENANT, 0) == LEAST_SLICE
     assert taught(*[3_000] * 30).slice_tokens(KEY, TENANT, 0) == 1_024
