@@ -542,11 +542,7 @@ class Run:
         (no headroom, no urgent claims) and no prefill window binds.
         """
         oracle = self.oracle
-        waiting = oracle.backlogged()
-        if not waiting:
-            return
-        floor = min(oracle.counter[tenant] for tenant in waiting)
-        first = [tenant for tenant in waiting if oracle.counter[tenant] <= floor + SLACK]
+        first = oracle.in_turn()
         if len(first) != 1:
             return
         head = oracle.line(first[0])[0]

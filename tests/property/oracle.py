@@ -100,6 +100,11 @@ class Oracle:
     def floor(self) -> float | None:
         return min((self.counter[tenant] for tenant in self.backlogged()), default=None)
 
+    def in_turn(self) -> list[str]:
+        """Backlogged tenants that may be the one in turn; several if the oracle cannot tell."""
+        floor = self.floor()
+        return [] if floor is None else [t for t in self.backlogged() if self.counter[t] <= floor + SLACK]
+
     def line(self, tenant: str, tier: str | None = None) -> list[Job]:
         """Waiting jobs in order: rank, the key with the least service, ran before, arrival."""
         jobs = [job for job in self.queues[tenant] if tier is None or job.tier == tier]

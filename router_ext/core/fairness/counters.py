@@ -78,11 +78,11 @@ class Counters:
         """Whose counter is not above this owes nothing: the floor, but for what is forgiven while they settle."""
         return self.floor_or_last() - (self._lead or 0.0)
 
-    def backlogged(self, tenant: Tenant) -> None:
-        """Lift and enter a tenant whose queue has just become non-empty."""
+    def backlogged(self, tenant: Tenant, above: float = float("-inf")) -> None:
+        """Lift and enter a tenant whose queue has just become non-empty. ``above``: where the floor is not enough."""
         if self._lead is None:
             self._lead = tenant.counter
-        tenant.counter = lift(tenant.counter, self._lift_to() - self._lead)
+        tenant.counter = lift(tenant.counter, lift(above, self._lift_to()) - self._lead)
         self.enter(tenant)
 
     def enter(self, tenant: Tenant) -> None:

@@ -40,8 +40,7 @@ class Drr(Keyed):
     def __init__(self, around: Surroundings) -> None:
         super().__init__(around)
         self.charge = self._charge
-        # Rounds are counted from the floor of this moment: a change of configuration begins a new one.
-        self._start = around.counters.floor_or_last()
+        self._start = 0.0
         self._quantum = quantum(around.config, around.peak_service)
 
     @classmethod
@@ -52,6 +51,18 @@ class Drr(Keyed):
     def key(self, tenant: Tenant) -> float:
         """Rounds until the level is above the tenant's counter."""
         return (tenant.counter - self._start) // self._quantum
+
+    def adopt(self, tenant: Tenant) -> None:
+        """A change of policy or configuration begins the first round at the floor."""
+        self._start = self._counters.floor_or_last()
+        super().adopt(tenant)
+
+    def backlogged(self, tenant: Tenant) -> None:
+        """Lift, and enter the ring; whoever finds it empty begins the first round."""
+        self._counters.backlogged(tenant)
+        if not len(self._keys):
+            self._start = tenant.counter
+        self._keys.add(tenant)
 
     def _charge(self, request: Request, service: float) -> None:
         self._counters.charge(request, service)

@@ -53,11 +53,11 @@ class VtcPredict(Keyed):
     def backlogged(self, tenant: Tenant) -> None:
         """Lift to the smallest ``p``, or, while nobody waits, to that of the tenant that was last to stop waiting."""
         first = self._keys.top() or self._counters.last_left
-        if first is not None:
-            missing = self.key(first) - self.key(tenant)
-            if missing > 0.0:
-                tenant.counter += missing
-        super().backlogged(tenant)
+        if first is None:
+            self._counters.backlogged(tenant)
+        else:
+            self._counters.backlogged(tenant, self.key(first) - tenant.expected_rest / tenant.weight)
+        self._keys.add(tenant)
 
     def stopped(self, request: Request, now: float) -> None:
         """What it did not produce is refunded."""

@@ -82,6 +82,19 @@ class Settled(Pool):
             raise LawBroken(f"settled: {request.request_id} is in turn, fits and waits")
 
 
+@dataclass
+class Shifted(Pool):
+    """Every counter starts that much higher."""
+
+    counter: float = 0.0
+
+    def send(self, event: Event, *, decides: bool = True) -> None:
+        if not self.log and not self.jobs:
+            for tenant in self.scheduler._tenants.by_id.values():
+                tenant.counter = self.counter
+        super().send(event, decides=decides)
+
+
 class Probed(Pool):
     """Before every event somebody asks who is in turn, and stops asking at once, after one, after two."""
 

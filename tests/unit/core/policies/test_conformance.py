@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from router_ext.core.events import Cancelled, Finished
 from router_ext.core.explain import Gate
 from router_ext.core.fairness import POLICIES, TEST_POLICIES, policy_class, switch
 from router_ext.core.fairness.base import Standing
+from router_ext.core.fairness.drr import Drr
 from router_ext.core.fairness.fifo import Fifo
 from router_ext.core.fairness.vtc import Vtc
 from router_ext.core.ids import RequestId
@@ -26,7 +28,7 @@ from router_ext.ops import bench_scheduler
 from tests.property.harness import scenario
 from tests.property.oracle import LawBroken
 from tests.unit.core.builders import arrival, dispatched, pool, started, tokens
-from tests.unit.core.policies.load import ALL, Flood, Pool, Probed, Settled, Switching, every_switch, left_in
+from tests.unit.core.policies.load import ALL, Flood, Pool, Probed, Settled, Shifted, Switching, every_switch, left_in
 
 every_policy = pytest.mark.parametrize("policy", ALL)
 
@@ -146,6 +148,27 @@ def test_names_change_no_decision_and_neither_does_a_second_run(policy: str) -> 
     other = Pool(case, rename=renamed).go().log
     assert first == again == other
     assert len(first) > 50
+
+
+def rescaled_logs(policy: str) -> list[list[Any]]:
+    """The same load: as it is, with all prices times 4, and with all counters starting higher."""
+    case = scenario(525, policy=policy, steps=200, with_faults=True)
+    dear = replace(case, w_prompt=4.0 * case.w_prompt, w_output=4.0 * case.w_output)
+    return [Pool(case).go().log, Pool(dear).go().log, Shifted(case, counter=4_096.0 + 37.5).go().log]
+
+
+@every_policy
+def test_only_differences_and_ratios_of_service_decide(policy: str) -> None:
+    plain, dear, shifted = rescaled_logs(policy)
+    assert plain == dear
+    assert plain == shifted
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_an_absolute_threshold_is_noticed(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Drr, "key", lambda self, tenant: tenant.counter // 100.0)
+    logs = rescaled_logs("drr")
+    assert logs[0] != logs[number]
 
 
 def test_the_hash_seed_of_the_interpreter_changes_nothing_under_any_policy() -> None:
