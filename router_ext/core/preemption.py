@@ -4,10 +4,12 @@ TGI takes a request's whole reservation at admission and never gives any back be
 is to close a stream and to send prompt and output so far again later. So a cut must be worth it:
 
 - *deadline trigger*: an urgent head that can still be on time, fits nowhere for lack of KV, and will not be on time by
-  the next natural release. Victims: work of tiers without a TTFT target.
+  the next natural release. What is expected is believed until the last moment at which a cut still helps.
 - *gap trigger*: the request in turn is held by KV. Victims: work of tenants with ``(c - V) * w > theta``.
 
-Victims lie on one backend: in the order of ``lost / freed``, the smallest prefix that frees enough, less what proves
+Victims are work of tiers without a TTFT target, for both: a tenant that is ahead by right of its urgency pass is not
+to lose what it got by it (adversary-flood: the honest tenant's p99 1.19 -> 0.96 s, difference while all wait halved).
+They lie on one backend: in the order of ``lost / freed``, the smallest prefix that frees enough, less what proves
 superfluous (largest first); if all together free too little, nobody is cut. KV that is on its way (cut before, or of a
 closed stream) counts as free at its instant, so nobody is cut twice for the same head.
 
@@ -209,7 +211,7 @@ class Preemption:
             promised[backend] = needed
             self.look_again_s = min(self.look_again_s, last_chance_s)
             return None
-        cut = self._cheapest(head, new_tokens, promised, now, _has_no_target, is_urgent=True)
+        cut = self._cheapest(head, new_tokens, promised, now, is_urgent=True)
         if cut is None or not cut.victims:
             promised[backend] = needed
         return cut
@@ -245,7 +247,7 @@ class Preemption:
         new_tokens: int,
         promised: dict[Backend, int],
         now: float,
-        may_be_cut: Callable[[Request], bool],
+        may_be_cut: Callable[[Request], bool] | None = None,
         *,
         is_urgent: bool,
     ) -> Cut | None:
@@ -279,13 +281,15 @@ class Preemption:
         target_s = self._gates.tightest_target_s
         return backlog + head.input_tokens <= backend.window_tokens(target_s, backend.prefill_rate())
 
-    def _victims(self, backend: Backend, missing_blocks: int, may_be_cut: Callable[[Request], bool]) -> list[Request]:
+    def _victims(
+        self, backend: Backend, missing_blocks: int, may_be_cut: Callable[[Request], bool] | None
+    ) -> list[Request]:
         """Whom to cut on this backend to free so many blocks; empty if that is impossible."""
         limit = self._config.max_preemptions
         order: list[tuple[float, int, int, Request]] = []
         total = 0
         for ticket, request in backend.running.items():
-            if is_protected(request, backend, limit) or not may_be_cut(request):
+            if is_protected(request, backend, limit) or (may_be_cut is not None and not may_be_cut(request)):
                 continue
             order.append((lost_tokens(request) / request.blocks, -request.queue.rank, -ticket, request))
             total += request.blocks
@@ -326,13 +330,10 @@ def is_protected(request: Request, backend: Backend, max_preemptions: int) -> bo
     if (
         request.state is not State.DECODING
         or not request.is_sliceable
+        or request.queue.ttft_target_s is not None
         or request.num_preempted >= max_preemptions
         or request.output_tokens > _LATE_RUN * request.predicted_output_tokens
     ):
         return True
     config = backend.config
     return lost_tokens(request) > min(config.prefill_budget_tokens, config.max_input_tokens)
-
-
-def _has_no_target(request: Request) -> bool:
-    return request.queue.ttft_target_s is None
