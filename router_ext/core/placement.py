@@ -92,26 +92,38 @@ class Placement:
     ) -> Claim | None:
         """The backend where a request that may start nowhere fits soonest; None if it fits on none of them.
 
-        Cost: a few expected releases per backend.
+        Where closed streams give back enough goes before where ends are only expected, lest somebody else take there
+        what running work was cut for. Cost: a few expected releases per backend.
         """
         best: Claim | None = None
+        is_best_sure = False
         for backend in usable:
-            before_s = _FOREVER if best is None else best.at_s
+            is_sure = bool(backend.closing) and self._needed(backend, request, new_tokens, is_urgent=is_urgent) <= (
+                backend.ledger.free_blocks + backend.closing_blocks(_FOREVER)
+            )
+            if is_best_sure and not is_sure:
+                continue
+            before_s = _FOREVER if best is None or is_sure is not is_best_sure else best.at_s
             claim = self._claim_on(backend, request, new_tokens, now, before_s, is_urgent=is_urgent)
             if claim is not None and (best is None or claim.at_s < before_s):
                 best = claim
+                is_best_sure = is_sure
         return best
+
+    def _needed(self, backend: Backend, request: Request, new_tokens: int, *, is_urgent: bool) -> int:
+        """Blocks that must be free for the request to start there."""
+        blocks = backend.blocks(request, new_tokens)
+        return blocks if is_urgent else blocks + self._gates.headroom_blocks(backend)
 
     def _claim_on(
         self, backend: Backend, request: Request, new_tokens: int, now: float, before_s: float, *, is_urgent: bool
     ) -> Claim | None:
         """The claim on this backend; None if the request never fits there, or not before ``before_s``."""
         config = backend.config
-        blocks = backend.blocks(request, new_tokens)
         if not backend.can_hold(request, new_tokens):
             return None
         gates = self._gates
-        needed = blocks if is_urgent else blocks + gates.headroom_blocks(backend)
+        needed = self._needed(backend, request, new_tokens, is_urgent=is_urgent)
         when = backend.free_from(needed, now, before_s)
         if when is None:
             return None

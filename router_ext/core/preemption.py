@@ -118,7 +118,7 @@ class Preemption:
         self._gates = gates
         self._is_on = False
         self._theta = 0.0
-        self._judged: list[Request] = []
+        self._judged: Request | None = None
         self._judged_until_s = 0.0
         self._gap_from_service = 0.0
         self._floor = _FOREVER
@@ -131,7 +131,7 @@ class Preemption:
         self._policy = policy
         self._is_on = policy.is_preemptive and config.max_preemptions > 0
         self._theta = config.theta_ratio * peak_service(config)
-        self._judged = []
+        self._judged = None
         self._gap_from_service = 0.0
 
     def consider(self, held_by: Gate, now: float, actions: list[Action]) -> None:
@@ -144,27 +144,28 @@ class Preemption:
         floor = counters.floor()
         if floor is None:
             return
-        has_target = self._tiers.tightest_target_s is not None
         # With no target active there is no deadline trigger to starve.
-        reserve = _GAP_RESERVE * waste.capacity_tokens if has_target else 0.0
+        reserve = _GAP_RESERVE * waste.capacity_tokens if self._tiers.tightest_target_s is not None else 0.0
         is_gap_due = (
             held_by is Gate.KV
             and level > reserve
             and (counters.total_service >= self._gap_from_service or floor < self._floor)
         )
-        if not has_target and not is_gap_due:
+        first = self._policy.peek_urgent()
+        is_urgent_due = first is not None and (first is not self._judged or now >= self._judged_until_s)
+        if not is_urgent_due and not is_gap_due:
             return
         urgent, pick = self._heads(now)
         promised: dict[Backend, int] = {}
-        if urgent and not (urgent == self._judged and now < self._judged_until_s):
+        if is_urgent_due:
             self.look_again_s = _FOREVER
             for head in urgent:
                 cut = self._for_deadline(head, promised, now)
                 if cut is not None and cut.victims:
                     self._perform(cut, DEADLINE, now, actions)
-                    self._judged = []
+                    self._judged = None
                     return
-            self._judged = urgent
+            self._judged = urgent[0] if urgent else None
             self._judged_until_s = min(now + _LOOK_AGAIN_S, self.look_again_s)
         if is_gap_due and pick is not None and pick not in urgent:
             cut = self._for_gap(pick, floor, promised, now)

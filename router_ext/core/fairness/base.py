@@ -156,6 +156,13 @@ class FairnessPolicy:
     def ended(self, request: Request) -> None:
         """The request is over and will not come back."""
 
+    def peek_urgent(self) -> Request | None:
+        """A head that may be the first of those that ``candidates`` offers as ``URGENT``; None if there are none.
+
+        Cost: O(1). What is returned may have become late, or lost its right, since it was looked at last.
+        """
+        return None
+
     def candidates(self, now: float) -> Candidates:
         """Requests in the order in which placement shall be tried.
 

@@ -170,6 +170,10 @@ class SloFair(FairnessPolicy):
 
     # --- the decision ----------------------------------------------------------------------------------------------
 
+    def peek_urgent(self) -> Request | None:
+        """The head with the earliest deadline among those not known to be late or out of their pass."""
+        return self._on_time[0][3].head if self._on_time else None
+
     def candidates(self, now: float) -> Candidates:
         """Urgent heads within their pass, the pick, then others within the smaller pass.
 
