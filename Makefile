@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint bench conformance chromium pin docker-check clean
+.PHONY: help setup run test lint bench pictures conformance chromium pin docker-check clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -20,6 +20,7 @@ help:
 	@echo 'make lint         the checks of `make test` without the tests'
 	@echo 'make conformance  the whole replay of recorded TGI exchanges'
 	@echo 'make bench        the benchmarks'
+	@echo 'make pictures     the pictures of simulations in docs/pictures, again (minutes)'
 	@echo 'make docker-check the install steps of docker/Dockerfile in a clean environment'
 	@echo 'make clean        remove the environment and caches (not the data in .fairlane)'
 
@@ -88,6 +89,16 @@ conformance: $(VENV)/.ready-dev
 bench: $(VENV)/.ready-run
 	$(BIN)/fairlane bench scheduler
 	$(BIN)/fairlane bench gateway
+
+# Figures that the documentation embeds, and the policies in them.
+PICTURES := mixed:ttft
+PICTURED := fifo vtc slo-fair
+
+pictures: $(VENV)/.ready-run
+	@mkdir -p docs/pictures
+	@for suite in $(sort $(foreach each,$(PICTURES),$(firstword $(subst :, ,$(each))))); do \
+		$(BIN)/fairlane simulate $$suite --policy $(PICTURED) --report build/pictures/$$suite || exit 1; done
+	@$(foreach each,$(PICTURES),cp build/pictures/$(subst :,/,$(each)).svg docs/pictures/$(subst :,-,$(each)).svg;)
 
 docker-check: $(VENV)/.ready-dev
 	$(BIN)/python docker/check.py

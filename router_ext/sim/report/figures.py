@@ -13,7 +13,8 @@ _LIMITS = (240, 120, 60, 30)
 """Points per curve, down to where a picture is small enough."""
 
 _MARGIN, _HEAD = 10, 44
-_WIDEST = 1_420
+_WIDEST = 1_120
+"""Pixels: wider pictures are shrunk where they are embedded, until their text cannot be read."""
 
 
 class Drawing(Protocol):
@@ -104,8 +105,6 @@ def _file(figure: Figure, limit: int) -> str:
     down = max(drawing.size[1] for drawing in figure.drawings) + _MARGIN
     num = len(figure.drawings)
     columns = min(num, max(2, _WIDEST // across))
-    if num == columns + 1 and columns > 2:
-        columns -= 1
     width = _MARGIN + columns * across
     height = _HEAD + -(-num // columns) * down
     placed = []

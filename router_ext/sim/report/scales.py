@@ -14,7 +14,7 @@ _CLOCK_STEPS_S = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1_200, 1_800, 3_600, 7
 class Scale:
     """An axis from ``low`` to ``high``. ``forward`` is ascending and finite between them.
 
-    Time axes have a label; what the others show is the same for all panels of a figure and said in its heading.
+    Vertical ones need no label: what they show is the same for all panels of a figure, and said in its heading.
     """
 
     label: str
@@ -55,12 +55,12 @@ def percent(ratio: float) -> str:
     return f"{ratio * 100:.3g}%"
 
 
-def linear(high: float, *, written: Callable[[float], str] = short) -> Scale:
+def linear(high: float, label: str = "", *, written: Callable[[float], str] = short) -> Scale:
     """From 0 to ``high`` (to 1 if that is 0)."""
     high = high if high > 0.0 else 1.0
     step = _step(high / 4.5)
     ticks = tuple((index * step, written(index * step)) for index in range(int(high / step * (1 + 1e-9)) + 1))
-    return Scale("", 0.0, high, ticks, float)
+    return Scale(label, 0.0, high, ticks, float)
 
 
 def around_zero(extent: float) -> Scale:
