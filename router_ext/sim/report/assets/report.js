@@ -12,4 +12,4 @@ for (const button of all("button[data-tenant]")) {
     for (const part of all("svg [data-tenant]")) part.classList.toggle("dim", chosen !== null && part.dataset.tenant !== chosen);
   });
 }
-document.querySelector(".choices").hidden = false;
+for (const group of all(".choices fieldset")) group.hidden = false;
