@@ -232,19 +232,27 @@ class Tenant:
 
     def head(self, now: float, aging_s: float) -> Request | None:
         """Who goes next: the best rank, unless an aged request of a lower tier is owed an admission."""
-        first: Request | None = None
+        if self.aging_credit >= 1.0 and (aged := self.aged(now, aging_s)) is not None:
+            return aged
+        for queue in self.by_rank:
+            if queue.head is not None:
+                return queue.head
+        return None
+
+    def aged(self, now: float, aging_s: float) -> Request | None:
+        """The request of a lower tier that is owed the next admission, the oldest of those in turn there, or None."""
+        if self.aging_credit < 1.0:
+            return None
+        is_below = False
         aged: Request | None = None
         for queue in self.by_rank:
             head = queue.head
             if head is None:
                 continue
-            if first is None:
-                first = head
-                if self.aging_credit < 1.0:
-                    return first
-            elif now - head.arrival_s > aging_s and (aged is None or head.seq < aged.seq):
+            if is_below and now - head.arrival_s > aging_s and (aged is None or head.seq < aged.seq):
                 aged = head
-        return first if aged is None else aged
+            is_below = True
+        return aged
 
     def note_admission(self, request: Request, aging_ratio: float) -> None:
         """Book an admission for the aging rule: lower tiers that wait earn their share, the served one pays."""

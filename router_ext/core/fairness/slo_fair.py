@@ -10,6 +10,9 @@ Rule:
        - *another backend* than the one the pick waits for, and *backfill* behind it, ``pass = 0.05 U' / w``.
     3. Urgent heads that fit nowhere, then the pick, claim the backend where they fit soonest; non-urgent work does
        not use a claimed backend in the same decision, except what the claimant leaves over.
+    4. While a tenant owes an admission to an aged request of a lower tier, its urgent heads stand back: the aged one
+       gets what their pass would have allowed (behind the claims), and if it fits nowhere, the tenant's next turn.
+       Otherwise a tenant that lives on its pass, and so is never in turn, would starve its own lower tiers.
 
 Guarantee: ``c_f - V <= U'/w_f + max pass_f`` for every backlogged tenant, the pair bound of ``core.bounds``, and for
 a tenant inside its share its tier's target as far as the hardware allows. Urgency is a privilege of those inside
@@ -189,7 +192,7 @@ class SloFair(FairnessPolicy):
             late: list[_Entry] = []
             on_time_tries = _ON_TIME_TRIES
             late_tries = _LATE_TRIES
-            owing = self._owing(now)
+            in_turn = self._keys.top()
             self._unpark(floor)
             try:
                 while True:
@@ -204,7 +207,16 @@ class SloFair(FairnessPolicy):
                     else:
                         break
                     queue = entry[3]
-                    if queue.tenant is owing:
+                    aged = queue.tenant.aged(now, self._aging_s)
+                    if aged is not None:
+                        # Its tenant's pass belongs to the aged request, then its turn.
+                        if queue.tenant is not in_turn:
+                            yield aged, _BACKFILL
+                            self._enter(self._parked, _OUT_OF_PASS, queue, queue.tenant.counter)
+                            if standing is _URGENT:
+                                on_time_tries += 1
+                            else:
+                                late_tries += 1
                         continue
                     head = queue.head
                     assert head is not None
@@ -223,17 +235,6 @@ class SloFair(FairnessPolicy):
                 _restore(self._on_time, on_time)
                 _restore(self._late, late)
         yield from self._in_turn(now, floor)
-
-    def _owing(self, now: float) -> Tenant | None:
-        """The tenant in turn, if its turn belongs to an aged request of a lower tier: its urgent heads stand back.
-
-        Otherwise a tenant alone could starve its own lower tiers for ever, since nothing bounds its urgency then.
-        """
-        tenant = self._keys.top()
-        if tenant is None or tenant.aging_credit < 1.0:
-            return None
-        head = tenant.head(now, self._aging_s)
-        return tenant if head is not None and head.deadline_s is None else None
 
     def _in_turn(self, now: float, floor: float) -> Candidates:
         keys = self._keys
