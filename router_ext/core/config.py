@@ -203,6 +203,20 @@ class PoolConfig:
         help="Service that one round grants the heaviest tenant, as a share of U'; the others get theirs by weight. "
         "Smaller: closer to vtc. Larger: longer clumps, a larger bound.",
     )  # fmt: skip
+    fairserve_overload: float = knob(
+        0.9, low=0, high=1, section=knobs.POLICY, policies=("fairserve",), label="Overload mark",
+        help="Share of the KV that must be reserved, while requests wait, before anything is refused. 1: only when all "
+        "of it is.",
+    )  # fmt: skip
+    fairserve_limit: int = knob(
+        60, low=1, high=1_000_000, section=knobs.POLICY, policies=("fairserve",), label="Requests per minute, tenant",
+        help="Under overload a tenant of weight 1 that has sent so many requests in the last minute cannot begin "
+        "another interaction; others in proportion to their weight. What goes on is never refused.",
+    )  # fmt: skip
+    fairserve_key_limit: int = knob(
+        0, low=0, high=1_000_000, section=knobs.POLICY, policies=("fairserve",), label="Requests per minute, key",
+        help="The same for each key of a tenant. 0: no limit.",
+    )  # fmt: skip
     equinox_alpha: float = knob(
         0.7, low=0, high=1, section=knobs.POLICY, policies=("equinox",), label="Weight of the user counter",
         help="How much the service that users got decides whose turn it is; the rest is decided by what a tenant made "

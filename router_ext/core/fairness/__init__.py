@@ -9,6 +9,7 @@ from __future__ import annotations
 from router_ext.core.fairness.base import FairnessPolicy
 from router_ext.core.fairness.drr import Drr
 from router_ext.core.fairness.equinox import Equinox
+from router_ext.core.fairness.fairserve import FairServe
 from router_ext.core.fairness.fifo import Fifo
 from router_ext.core.fairness.justitia import Justitia
 from router_ext.core.fairness.lcf import Lcf
@@ -23,6 +24,7 @@ POLICIES: dict[str, type[FairnessPolicy]] = {
     "drr": Drr,
     "vtc": Vtc,
     "vtc-predict": VtcPredict,
+    "fairserve": FairServe,
     "justitia": Justitia,
     "equinox": Equinox,
     "slo-fair": SloFair,
