@@ -48,6 +48,11 @@ class TagOrder:
         agent = self._top()
         return None if agent is None else self._calls[agent][-1][2]
 
+    def next(self, count: int) -> list[Request]:
+        """Who goes next, alone: behind it tags decide, and nothing else may."""
+        first = self.first()
+        return [] if first is None else [first]
+
     def add(self, call: Request) -> None:
         """One more call of its agent waits."""
         agent = call.agent

@@ -203,6 +203,12 @@ class PoolConfig:
         help="Service that one round grants the heaviest tenant, as a share of U'; the others get theirs by weight. "
         "Smaller: closer to vtc. Larger: longer clumps, a larger bound.",
     )  # fmt: skip
+    dlpm_quantum_ratio: float = knob(
+        0.25, low=0.001, high=10, section=knobs.POLICY, policies=("dlpm",), label="Quantum of locality",
+        help="Service that one round grants the heaviest tenant, as a share of U'; the others get theirs by weight. "
+        "Within it prompts that are cached go first. Smaller: closer to vtc. Larger: more is found in caches, a "
+        "larger bound.",
+    )  # fmt: skip
     fairserve_overload: float = knob(
         0.9, low=0, high=1, section=knobs.POLICY, policies=("fairserve",), label="Overload mark",
         help="Share of the KV that must be reserved, while requests wait, before anything is refused. 1: only when all "

@@ -133,6 +133,15 @@ class Fleet:
                 most = free
         return most
 
+    def held_blocks(self, chain: tuple[int, ...]) -> int:
+        """Blocks of a prompt's chain that the usable backend with most of them holds."""
+        most = 0
+        for backend in self.usable:
+            held = backend.prefixes.match(chain)
+            if held > most:
+                most = held
+        return most
+
     def free_ratio(self) -> float:
         """Share of the usable backends' KV that nobody holds; 1 if there is none."""
         total = free = 0

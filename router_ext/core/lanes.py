@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
+from itertools import islice
 from typing import Protocol
 
 from router_ext.core.ids import KeyId
@@ -27,6 +28,9 @@ class Line(Protocol):
 
     def first(self) -> Request | None:
         """Who goes next."""
+
+    def next(self, count: int) -> list[Request]:
+        """The first few in order: at most ``count``, at least one if there is one."""
 
     def add(self, request: Request) -> None:
         """Queue a request."""
@@ -79,6 +83,12 @@ class ArrivalOrder:
         if self._resumed:
             return self._resumed[-1][1]
         return next(iter(self._fresh.values()), None)
+
+    def next(self, count: int) -> list[Request]:
+        """The first ``count`` in order (at least 1)."""
+        found = [request for _, request in self._resumed[: -count - 1 : -1]]
+        found.extend(islice(self._fresh.values(), count - len(found)))
+        return found
 
     def add(self, request: Request) -> None:
         """Queue a request: a resumed one before all fresh ones."""

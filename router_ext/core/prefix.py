@@ -15,7 +15,6 @@ Cost: ``match`` O(log blocks of the chain); start and stop of a request O(blocks
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import OrderedDict
 
 PREFIX_BLOCK_TOKENS = 64
@@ -41,12 +40,18 @@ class PrefixIndex:
 
     def match(self, chain: tuple[int, ...]) -> int:
         """Blocks of the chain that are held."""
-        if not chain or not self:
+        idle, shared = self._idle, self._shared
+        if not chain or (chain[0] not in idle and chain[0] not in shared):
             return 0
-        return bisect_left(chain, True, key=self._is_missing)
-
-    def _is_missing(self, block: int) -> bool:
-        return block not in self._shared and block not in self._idle
+        held, missing = 1, len(chain) + 1
+        while missing - held > 1:
+            middle = (held + missing) // 2
+            block = chain[middle - 1]
+            if block in idle or block in shared:
+                held = middle
+            else:
+                missing = middle
+        return held
 
     def start(self, ticket: int, chain: tuple[int, ...]) -> int:
         """A request starts: what it finds here stays for as long as it runs. Returns the blocks found."""

@@ -334,6 +334,7 @@ class Scheduler:
             step_s=fleet.step_s,
             free_ratio=fleet.free_ratio,
             most_free=fleet.most_free,
+            held_blocks=fleet.held_blocks,
         )
         self._books.order_agents(policy_class(config.policy).orders_agents)
         policy = build_policy(around, tenants=self._tenants.by_id.values(), tiers=self._tiers, before=self._policy)

@@ -7,6 +7,7 @@ A new policy is a file here with a class that extends ``base.FairnessPolicy``, i
 from __future__ import annotations
 
 from router_ext.core.fairness.base import FairnessPolicy
+from router_ext.core.fairness.dlpm import Dlpm
 from router_ext.core.fairness.drr import Drr
 from router_ext.core.fairness.equinox import Equinox
 from router_ext.core.fairness.fairserve import FairServe
@@ -24,6 +25,7 @@ POLICIES: dict[str, type[FairnessPolicy]] = {
     "drr": Drr,
     "vtc": Vtc,
     "vtc-predict": VtcPredict,
+    "dlpm": Dlpm,
     "fairserve": FairServe,
     "justitia": Justitia,
     "equinox": Equinox,

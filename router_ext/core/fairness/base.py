@@ -68,6 +68,7 @@ class Surroundings:
         step_s: estimated seconds per token of a running request, at the present load.
         free_ratio: share of the usable backends' KV that nobody holds.
         agents: tags of agents, which outlive the policy as counters do.
+        held_blocks: blocks of a prompt's chain that the backend with most of them probably holds (``core.prefix``).
         most_free: tokens (input plus new) that fit on the backend with the most free KV.
     """
 
@@ -81,6 +82,7 @@ class Surroundings:
     step_s: Callable[[], float]
     free_ratio: Callable[[], float]
     most_free: Callable[[], int]
+    held_blocks: Callable[[tuple[int, ...]], int]
 
 
 class FairnessPolicy:

@@ -41,7 +41,7 @@ class Drr(Keyed):
         super().__init__(around)
         self.charge = self._charge
         self._start = 0.0
-        self._quantum = quantum(around.config, around.peak_service)
+        self._quantum = quantum(around.config, around.peak_service, around.config.quantum_ratio)
 
     @classmethod
     def pass_ratio(cls, config: PoolConfig) -> float:
@@ -70,7 +70,7 @@ class Drr(Keyed):
             self._keys.lowered(request.tenant)
 
 
-def quantum(config: PoolConfig, peak_service: float) -> float:
+def quantum(config: PoolConfig, peak_service: float, ratio: float) -> float:
     """``Q``: service per weight that a round grants. A pool without KV serves nobody; any number will do there."""
     heaviest = max((tenant.weight for tenant in config.tenants.values()), default=1.0)
-    return config.quantum_ratio * (peak_service or 1.0) / heaviest
+    return ratio * (peak_service or 1.0) / heaviest

@@ -116,7 +116,7 @@ class FairServe(FairnessPolicy):
         whose, until = "tenant", self._recent_tenants.full_until(tenant.tenant_id, limit, now)
         if until is None and self._key_limit:
             limit = self._key_limit
-            whose, until = "key", self._recent_keys.full_until((tenant.tenant_id, request.lane.key), limit, now)
+            whose, until = "key", self._recent_keys.full_until((tenant.tenant_id, request.key), limit, now)
         if until is None:
             return None
         return Reject(
@@ -130,7 +130,7 @@ class FairServe(FairnessPolicy):
         """It counts, and its interaction is known."""
         tenant = request.tenant.tenant_id
         self._recent_tenants.note(tenant, now)
-        self._recent_keys.note((tenant, request.lane.key), now)
+        self._recent_keys.note((tenant, request.key), now)
         self._interactions.note(request, now)
 
     # --- the order -------------------------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ class FairServe(FairnessPolicy):
             known.waiting = {}
         if request in self._served:
             return
-        whose = (request.tenant.tenant_id, request.lane.key, goes_on)
+        whose = (request.tenant.tenant_id, request.key, goes_on)
         expected = self._means.get(whose) or request.prompt_tokens + request.predicted_output_tokens
         # What it was served under another policy is not charged again.
         tokens = 0 if request.segment == 1 else request.paid_in + request.paid_out
