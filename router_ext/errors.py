@@ -14,7 +14,8 @@ FairlaneError
 |-- LedgerFull                503, the books cannot take another request
 |-- SnapshotRefused           a configuration that may not be applied
 |-- ArtifactRefused           a predictor artifact that may not be loaded
-`-- SettingsError             the process cannot start with these settings
+|-- SettingsError             the process cannot start with these settings
+`-- SimulationError           a trace or a suite that cannot be simulated
 """
 
 from __future__ import annotations
@@ -144,3 +145,7 @@ class ArtifactRefused(FairlaneError):
 
 class SettingsError(FairlaneError):
     """The process cannot start with these settings."""
+
+
+class SimulationError(FairlaneError):
+    """A trace or a suite that cannot be simulated; the message names the place."""

@@ -1,14 +1,14 @@
 """The router's scheduler in virtual time, in front of modelled TGI servers.
 
     suites -> workloads --arrivals--> engine --events--> core.scheduler.Scheduler (or raw: no router at all)
-                                        |  ^--actions--'
+    (traces)                            |  ^--actions--'
                                         v
                                      server (one per backend: queue, reservation, iterations, prefix cache)
                                         |
                                         v
-                             recording --> metrics --> table, JSON, report
+                             recording --> metrics --> results (table, JSON), report
 
 One run is one suite, one policy and one seed; ``runs`` spreads runs over processes. A run reads no clock but to state
-its own speed, and draws its random numbers from streams named by suite, seed and client, so that every policy meets
-the same arrivals and the same seed always gives the same recording.
+its own speed, and draws its random numbers from streams named by suite, seed, client and purpose, so that every policy
+meets the same arrivals and the same seed always gives the same recording.
 """

@@ -12,11 +12,12 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from hashlib import blake2b
 
 from router_ext.core.actions import Action, Dispatch, Expire, Preempt, Reject, SetTimer
 from router_ext.core.bounds import bound_service, pair_bound
-from router_ext.core.config import PoolConfig, build_pool
+from router_ext.core.config import PoolConfig, build_pool, policy_names
 from router_ext.core.events import (
     Arrived,
     BackendChanged,
@@ -28,6 +29,7 @@ from router_ext.core.events import (
     Stepped,
     TimerFired,
 )
+from router_ext.core.fairness import TEST_POLICIES
 from router_ext.core.ids import BackendId, KeyId, RequestId, TenantId, TierName
 from router_ext.core.prefix import PREFIX_BLOCK_TOKENS
 from router_ext.core.scheduler import Scheduler
@@ -45,6 +47,10 @@ LINK_S = 0.001
 
 _NO_LIMIT = 10_000_000
 
+_SAMPLES = 4_000
+_INTERVALS_S = (1.0, 2.0, 5.0, 10.0, 15.0, 30.0)
+"""A run is sampled every second, a long one less often. Divisors of 30 and 60 s, where windows begin and end."""
+
 _STEP, _AT_ROUTER, _AT_SERVER, _CLOSE, _ARRIVAL, _CALL, _TIMER = range(7)
 
 _FOREVER = float("inf")
@@ -56,10 +62,10 @@ def pool_config(suite: Suite, policy: str) -> PoolConfig:
     # Without chunking TGI takes no prompt longer than its prefill budget.
     longest = model.kv_tokens if model.is_chunked else model.prefill_budget_tokens
     targets = sorted({c.ttft_target_s for c in suite.clients if c.ttft_target_s is not None})
-    return build_pool(
+    config = build_pool(
         pool={
             "name": suite.name,
-            "policy": "fifo" if policy == RAW else policy,
+            "policy": policy if policy in policy_names() else "fifo",
             "max_queued": _NO_LIMIT,
             **suite.pool,
         },
@@ -81,6 +87,13 @@ def pool_config(suite: Suite, policy: str) -> PoolConfig:
         ],
         tenants=[{"tenant": client.name, "weight": client.weight, "max_queued": 1_000_000} for client in suite.clients],
     )
+    return replace(config, policy=policy) if policy in TEST_POLICIES else config
+
+
+def _interval_s(suite: Suite) -> float:
+    if suite.is_until_batch_ends:
+        return _INTERVALS_S[0]
+    return next((i for i in _INTERVALS_S if suite.duration_s <= i * _SAMPLES), _INTERVALS_S[-1])
 
 
 def _tier(target_s: float | None) -> str:
@@ -129,7 +142,9 @@ class Run:
         self._per_output = [config.w_output / client.weight for client in suite.clients]
         self._prompt_tokens = [0] * len(suite.clients)
         self._output_tokens = [0] * len(suite.clients)
+        self._interval_s = _interval_s(suite)
         self._samples = Samples(
+            interval_s=self._interval_s,
             prompt_tokens=[[] for _ in suite.clients],
             output_tokens=[[] for _ in suite.clients],
             counters=[[] for _ in suite.clients],
@@ -178,7 +193,7 @@ class Run:
             at_s = heap[0][0]
             while at_s > next_sample and next_sample <= self._end_s:
                 self._sample(next_sample)
-                next_sample += 1.0
+                next_sample += self._interval_s
             if at_s > self._end_s and self._at_end is None:
                 self._close_books(self._end_s)
                 if not suite.is_drained and not self._num_open_batch:
@@ -214,7 +229,7 @@ class Run:
             self._end_s = min(self._end_s, now)
             while next_sample <= self._end_s:
                 self._sample(next_sample)
-                next_sample += 1.0
+                next_sample += self._interval_s
             self._close_books(self._end_s)
         return now
 
@@ -244,6 +259,11 @@ class Run:
         self._jobs.append(job)
         job.request_id = RequestId(f"req_{len(self._jobs):06d}")
         self._by_id[job.request_id] = job
+        suite = self._suite
+        if suite.longest_tokens and job.input_tokens + suite.longest_tokens > suite.model.kv_tokens:
+            job.is_refused = True
+            self._close_job(job, now)
+            return
         agent = job.agent
         cost: float | None = None
         if agent is not None:

@@ -180,15 +180,16 @@ def share_error(recording: Recording) -> float | None:
     """Worst distance, in percentage points, of a tenant's share of service from its weight's share, over consecutive
     windows of 60 s from 30 s on. Means something where everybody is backlogged.
     """
-    instants = recording.samples.at_s
+    samples = recording.samples
     total_weight = sum(info.weight for info in recording.tenants)
     worst: float | None = None
-    start = int(WARM_UP_S)
-    while start + WINDOW_S <= recording.end_s:
-        end = start + int(WINDOW_S)
-        # Samples are taken at whole seconds, so their index is their instant.
-        assert instants[start] == start
-        assert instants[end] == end
+    length = round(WINDOW_S / samples.interval_s)
+    start = round(WARM_UP_S / samples.interval_s)
+    while start + length < len(samples.at_s):
+        end = start + length
+        if samples.at_s[end] - samples.at_s[start] < WINDOW_S:
+            # The last sample is that of the end, whenever it comes.
+            break
         got = [
             recording.service(tenant, end) - recording.service(tenant, start)
             for tenant in range(len(recording.tenants))

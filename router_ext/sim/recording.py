@@ -51,10 +51,11 @@ class Requests:
 
 @dataclass(slots=True, kw_only=True)
 class Samples:
-    """The state at whole seconds: before anything that happens later, after everything that happened until then.
+    """The state at regular instants: after everything that happened until then, before anything later.
 
     Attributes:
-        at_s: the instants, from 0 on.
+        interval_s: a whole number of seconds that divides 30.
+        at_s: the instants: 0, ``interval_s``, ... and, whenever that is, ``Recording.end_s``.
         prompt_tokens, output_tokens: by tenant: delivered so far. The prompt counts when the first token is seen,
             once, every output token once.
         counters: by tenant: the scheduler's service counter (service per weight, lifts included), as it stands;
@@ -63,6 +64,7 @@ class Samples:
         kv_tokens, running: by backend: reserved tokens and running requests.
     """
 
+    interval_s: float
     at_s: list[float] = field(default_factory=list)
     prompt_tokens: list[list[int]] = field(default_factory=list)
     output_tokens: list[list[int]] = field(default_factory=list)

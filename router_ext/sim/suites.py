@@ -2,15 +2,18 @@
 
 Rates, lengths and step times of the suites in lower case with underscores, ``overload``, ``overload-*``,
 ``proportional``, ``increase`` and ``light`` are those of the VTC paper's artifact (Sheng et al., OSDI 2024). All
-others are this product's: what an operator is afraid of, one fear each.
+others are this product's: one thing that an operator fears each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
+from router_ext.errors import SimulationError
 from router_ext.sim.models import A10G, INCIDENT, MODELS, ServerModel
+from router_ext.sim.traces import Row, clients, conversation_lengths, read_trace
 from router_ext.sim.workloads import (
     Client,
     Pattern,
@@ -18,12 +21,14 @@ from router_ext.sim.workloads import (
     agents,
     at_once,
     between,
+    drawn_from,
     evenly,
     fixed,
     on_off,
     phases,
     poisson,
     ramp,
+    recorded,
     requests,
 )
 
@@ -36,6 +41,7 @@ class Suite:
         duration_s: end of arrivals; with a batch and open-ended clients, the batch's last completion instead.
         is_drained: the run goes on until everything that arrived is complete.
         pool: fields of the pool that differ from their defaults.
+        longest_tokens: a request is refused if its input and so many outputs exceed the KV; 0 for no such rule.
         has_raw: running it without a router says something.
         has_alone: each tenant with a target is run alone as well, for comparison.
     """
@@ -48,6 +54,7 @@ class Suite:
     num_backends: int = 1
     is_drained: bool = False
     pool: Mapping[str, float] = field(default_factory=dict)
+    longest_tokens: int = 0
     has_raw: bool = False
     has_alone: bool = False
 
@@ -252,43 +259,116 @@ def _own() -> list[Suite]:
     ]
 
 
+def _tiers(rate: float) -> Suite:
+    """Violations against rate; the pool is tuned for it as its operator would: urgency U', headroom 10%."""
+    lengths = drawn_from(conversation_lengths())
+    source = requests(poisson(rate / 3.0), lengths)
+    return Suite(
+        name="tiers",
+        about="equal thirds of a real conversation load: first token in 6 s, completion in 600 s, in 1,800 s",
+        clients=(
+            Client(name="client0", source=source, ttft_target_s=6.0),
+            Client(name="client1", source=source, completion_target_s=600.0),
+            Client(name="client2", source=source, completion_target_s=1_800.0),
+        ),
+        duration_s=1_800.0,
+        is_drained=True,
+        pool={"burst_ratio": 1.0, "headroom_ratio": 0.1},
+    )
+
+
+def _agents_parallel(rate: float) -> Suite:
+    return _agents(rate, "agents", "tasks of 2 to 16 parallel calls", has_reduce=False)
+
+
+def _agents_reduce(rate: float) -> Suite:
+    return _agents(
+        rate, "agents-reduce", "tasks of 2 to 16 parallel calls and one call over their results", has_reduce=True
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rated:
+    """A suite whose rate may be chosen, in requests per second (agents per second)."""
+
+    build: Callable[[float], Suite]
+    default_rate: float
+
+
 _FIXED: Mapping[str, Suite] = {suite.name: suite for suite in [*_vtc(), *_own()]}
 
-DEFAULT_RATES: Mapping[str, float] = {"agents": 0.5, "agents-reduce": 0.5}
-"""Suites whose rate may be chosen (agents/s)."""
+_RATED: Mapping[str, _Rated] = {
+    "tiers": _Rated(_tiers, 0.5),
+    "agents": _Rated(_agents_parallel, 0.5),
+    "agents-reduce": _Rated(_agents_reduce, 0.5),
+}
+
+TRACE = "trace"
+TRACE_MAX_NEW_TOKENS = 4_096
 
 
 def suite_names() -> tuple[str, ...]:
-    """All suites by name, but ``trace``, which needs a file."""
-    return (*_FIXED, *DEFAULT_RATES)
+    """All suites by name; ``trace`` needs a file."""
+    return (*_FIXED, *_RATED, TRACE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteChoice:
-    """A suite as it was asked for; small, so that it can be sent to another process."""
+    """A suite as it was asked for; small, so that it can be sent to another process.
+
+    Attributes:
+        file: of ``trace``. rate: of suites that have one to choose. num_backends, model: None for the suite's own.
+    """
 
     name: str
+    file: Path | None = None
     rate: float | None = None
     num_backends: int | None = None
     model: str | None = None
     is_chunked: bool = True
 
     def build(self) -> Suite:
-        """The suite."""
-        suite = _FIXED.get(self.name)
-        if suite is None:
-            suite = _at_rate(self.name, DEFAULT_RATES[self.name] if self.rate is None else self.rate)
+        """The suite.
+
+        Raises:
+            SimulationError: an option that this suite does not have, or a file it cannot use.
+        """
+        if (self.file is not None) is not (self.name == TRACE):
+            raise SimulationError(
+                f"suite {TRACE} needs a file" if self.name == TRACE else f"suite {self.name} takes no file"
+            )
+        rated = _RATED.get(self.name)
+        if self.rate is not None and rated is None:
+            raise SimulationError(f"suite {self.name} has no rate to choose (those that have: {', '.join(_RATED)})")
+        if self.file is not None:
+            suite = _trace(self.file)
+        elif rated is not None:
+            suite = rated.build(rated.default_rate if self.rate is None else self.rate)
+        else:
+            suite = _FIXED[self.name]
         model = suite.model if self.model is None else MODELS[self.model]
-        if not self.is_chunked:
-            model = replace(model, is_chunked=False)
         return replace(
             suite,
-            model=model,
+            model=model if self.is_chunked else replace(model, is_chunked=False),
             num_backends=suite.num_backends if self.num_backends is None else self.num_backends,
         )
 
 
-def _at_rate(name: str, rate: float) -> Suite:
-    if name == "agents-reduce":
-        return _agents(rate, name, "tasks of 2 to 16 parallel calls and one call over their results", has_reduce=True)
-    return _agents(rate, name, "tasks of 2 to 16 parallel calls", has_reduce=False)
+def _trace(path: Path) -> Suite:
+    rows = read_trace(path)
+    by_client: dict[str, list[Row]] = {name: [] for name in clients(rows)}
+    for row in rows:
+        by_client[row.client].append(row)
+    return Suite(
+        name=TRACE,
+        about=f"recorded arrivals of {path.name}",
+        clients=tuple(
+            Client(name=name, source=recorded(own, max_new_tokens=TRACE_MAX_NEW_TOKENS))
+            for name, own in by_client.items()
+        ),
+        duration_s=rows[-1].at_s,
+        model=INCIDENT,
+        num_backends=2,
+        longest_tokens=TRACE_MAX_NEW_TOKENS,
+        has_raw=True,
+    )

@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 from router_ext.core.ids import KeyId
 from router_ext.sim.jobs import Agent, Job
+from router_ext.sim.traces import Row
 
 Pattern: TypeAlias = Callable[[random.Random], Iterator[float]]
 """Instants of arrival, ascending, in seconds; may be endless."""
@@ -169,6 +170,24 @@ def requests(pattern: Pattern, sizes: Sizes, *, max_new_tokens: int | None = Non
                 input_tokens=input_tokens,
                 output_tokens=output_tokens if max_new_tokens is None else min(output_tokens, max_new_tokens),
                 max_new_tokens=output_tokens if max_new_tokens is None else max_new_tokens,
+                guess=guesses.uniform(*_GUESS),
+            )
+
+    return jobs
+
+
+def recorded(rows: Sequence[Row], *, max_new_tokens: int) -> Source:
+    """The requests of one client of a trace; outputs are cut at the limit it gives."""
+
+    def jobs(streams: Streams) -> Iterator[Job]:
+        guesses = streams.rng("guesses")
+        for row in rows:
+            yield Job(
+                tenant=streams.tenant,
+                arrival_s=row.at_s,
+                input_tokens=row.input_tokens,
+                output_tokens=min(row.output_tokens, max_new_tokens),
+                max_new_tokens=max_new_tokens,
                 guess=guesses.uniform(*_GUESS),
             )
 
