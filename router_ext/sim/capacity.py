@@ -24,18 +24,18 @@ _FIRST_STEP = 15
 _LAST_STEP = 500
 
 
-def capacity(task: Task, *, first_seed: int, perform: Callable[[Sequence[Task], str], Sequence[Recording]]) -> float:
+def capacity(task: Task, *, perform: Callable[[Sequence[Task], str], Sequence[Recording]]) -> float:
     """The capacity of one policy, in requests per second; 0 if even the lowest rate is too much.
 
     Args:
-        task: suite and policy; its rate and seed are replaced.
+        task: suite and policy; its seed is the first of ten, its rate is replaced.
         perform: carries out tasks in any way it likes, under a title.
     """
 
     def is_met(step: int) -> bool:
         rate = step * GRID_RPS
         tasks = [
-            replace(task, choice=replace(task.choice, rate=rate), seed=first_seed + index) for index in range(NUM_SEEDS)
+            replace(task, choice=replace(task.choice, rate=rate), seed=task.seed + index) for index in range(NUM_SEEDS)
         ]
         return worst_ratio(perform(tasks, f"{task.policy} at {rate:.2f} req/s")) <= ALLOWED_RATIO
 

@@ -64,7 +64,7 @@ class Samples:
         kv_tokens, running: by backend: reserved tokens and running requests.
     """
 
-    interval_s: float
+    interval_s: float = 1.0
     at_s: list[float] = field(default_factory=list)
     prompt_tokens: list[list[int]] = field(default_factory=list)
     output_tokens: list[list[int]] = field(default_factory=list)

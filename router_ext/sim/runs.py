@@ -9,7 +9,7 @@ import multiprocessing
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from router_ext.obs import collector
 from router_ext.sim.engine import Run
@@ -33,14 +33,6 @@ class Task:
     is_slice_oracle: bool = False
 
 
-@dataclass(slots=True)
-class Result:
-    """Recordings of one policy, in the order of the seeds."""
-
-    policy: str
-    recordings: list[Recording] = field(default_factory=list)
-
-
 def perform(task: Task) -> Recording:
     """Carry out one task in this process."""
     suite = task.choice.build()
@@ -51,19 +43,19 @@ def perform(task: Task) -> Recording:
         return run.run()
 
 
-def perform_all(tasks: Sequence[Task], *, jobs: int) -> Iterator[tuple[int, Recording]]:
-    """(index of the task, recording), as they are done. Closing the iterator stops what has not begun."""
+def perform_all(tasks: Sequence[Task], *, jobs: int) -> Iterator[Recording]:
+    """The recordings in the order of the tasks. Closing the iterator stops what has not begun."""
     if jobs <= 1 or len(tasks) <= 1:
-        for index, task in enumerate(tasks):
-            yield index, perform(task)
+        for task in tasks:
+            yield perform(task)
         return
     # A fresh interpreter per worker: forking a process that draws progress in a thread may hang.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context) as pool:
         futures = [pool.submit(perform, task) for task in tasks]
         try:
-            for index, future in enumerate(futures):
-                yield index, future.result()
+            for future in futures:
+                yield future.result()
         finally:
             for future in futures:
                 future.cancel()

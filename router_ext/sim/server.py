@@ -343,9 +343,10 @@ class Server:
             ended.append(stream)
 
     def _drop_closed(self, now: float) -> None:
+        """Streams whose client has gone leave, if this iteration had a token for them; that is how it is noticed."""
         still: list[Stream] = []
         for stream in self._closing:
-            if stream.is_decoding:
+            if stream.is_decoding and (self._is_decode_step or stream.first_iteration == self.iteration):
                 self._leave(stream, now)
             elif stream.is_running:
                 still.append(stream)

@@ -44,6 +44,7 @@ class Suite:
         longest_tokens: a request is refused if its input and so many outputs exceed the KV; 0 for no such rule.
         has_raw: running it without a router says something.
         has_alone: each tenant with a target is run alone as well, for comparison.
+        has_capacity: the rate up to which its targets are met is looked for.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Suite:
     longest_tokens: int = 0
     has_raw: bool = False
     has_alone: bool = False
+    has_capacity: bool = False
 
     @property
     def is_until_batch_ends(self) -> bool:
@@ -273,6 +275,7 @@ def _tiers(rate: float) -> Suite:
         ),
         duration_s=1_800.0,
         is_drained=True,
+        has_capacity=True,
         pool={"burst_ratio": 1.0, "headroom_ratio": 0.1},
     )
 
@@ -310,6 +313,11 @@ TRACE_MAX_NEW_TOKENS = 4_096
 def suite_names() -> tuple[str, ...]:
     """All suites by name; ``trace`` needs a file."""
     return (*_FIXED, *_RATED, TRACE)
+
+
+def rated_suites() -> tuple[str, ...]:
+    """Those whose rate may be chosen."""
+    return tuple(_RATED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

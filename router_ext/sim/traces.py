@@ -54,7 +54,7 @@ def read_trace(path: Path) -> list[Row]:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise SimulationError(f"{path}: byte {error.start} is not UTF-8") from error
-    rows = sorted(_rows(csv.reader(io.StringIO(text, newline="")), path), key=lambda row: row.at_s)
+    rows = sorted(_rows(csv.reader(io.StringIO(text, newline=""), strict=True), path), key=lambda row: row.at_s)
     if not rows:
         raise SimulationError(f"{path}: no rows below the header")
     first_s, span_s = rows[0].at_s, rows[-1].at_s - rows[0].at_s
