@@ -49,6 +49,9 @@ from router_ext.core.tiers import Tiers
 DEADLINE, GAP = "deadline", "gap"
 """The triggers, as they are counted and reported."""
 
+_SEAM_TOKENS = 4
+"""Tokenised again, the text of what is kept may be so much longer; a router lets run on what might then be too long."""
+
 _LATE_RUN = 0.8
 """No cut beyond this share of the predicted output (TRAIL found 0.8 best): the KV comes back soon anyway."""
 
@@ -337,4 +340,4 @@ def is_protected(request: Request, backend: Backend, max_preemptions: int) -> bo
     ):
         return True
     config = backend.config
-    return lost_tokens(request) > min(config.prefill_budget_tokens, config.max_input_tokens)
+    return lost_tokens(request) > min(config.prefill_budget_tokens, config.max_input_tokens - _SEAM_TOKENS)

@@ -74,7 +74,7 @@ def test_a_change_of_weight_takes_effect_on_those_who_wait() -> None:
             assert 0.44 <= got[0] / sum(got) <= 0.56, got
             running.setup.tenant(one.name, weight=4.0)
             running.publish()
-            got = counted(running, floods, 6_000)
+            got = counted(running, floods, 12_000)
             assert 0.74 <= got[0] / sum(got) <= 0.86, got
         finally:
             for flood in floods:

@@ -259,6 +259,16 @@ def test_whoever_would_be_cut_without_that_guard_is_the_other() -> None:
     assert cuts(play.arrive("chat", "b", "chat", prompt=100, cap=50)) == ["guarded"]
 
 
+@pytest.mark.parametrize(("limit", "expected"), [(93, []), (94, ["long"])])
+def test_what_might_be_too_long_to_be_sent_again_is_left_alone(limit: int, expected: list[str]) -> None:
+    """90 tokens may be 94 once their text is tokenised again."""
+    play = Play(pool(backend={"max_input_tokens": limit}, tiers=QUICK))
+    play.arrive("long", prompt=50, cap=920, predicted_output_tokens=900)
+    play.steps(40)
+    play.decide()
+    assert cuts(play.arrive("chat", "b", "chat", prompt=50, cap=50)) == expected
+
+
 def test_a_prompt_in_prefill_is_not_cut() -> None:
     play = full()
     play.finish("late")
