@@ -27,6 +27,7 @@ urlpatterns: list[URLPattern] = [
     path("pools/new/", pools.create, name="pool_new"),
     path("pools/policies/", pools.policies, name="pool_policies"),
     path("pools/<str:pool_id>/", pools.detail, name="pool"),
+    path("pools/<str:pool_id>/fairness/", pools.fairness, name="pool_fairness"),
     path("pools/<str:pool_id>/backends/new/", pools.add_backend, name="backend_new"),
     path("pools/<str:pool_id>/backends/<str:backend_id>/", pools.backend, name="backend"),
     path("pools/<str:pool_id>/backends/<str:backend_id>/delete/", pools.delete_backend, name="backend_delete"),

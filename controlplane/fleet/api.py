@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from drf_spectacular.utils import extend_schema, extend_schema_field, extend_schema_view
+from drf_spectacular.utils import OpenApiParameter, extend_schema, extend_schema_field, extend_schema_view
 from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from controlplane.common.actor import Actor, Scope
+from controlplane.common.errors import Invalid
 from controlplane.common.rest import IDEMPOTENCY_KEY, IF_MATCH, PROBLEMS, StrictSerializer, UseCaseViewSet
 from controlplane.fleet import actions, queries, routers
+from controlplane.fleet.fairness import pool_fairness
 from controlplane.fleet.models import Backend, Pool, Router, RouterStatus
 from router_ext.core.config import KNOBS, Knob
 
@@ -40,6 +42,57 @@ class SchedulingSerializer(StrictSerializer):
 
     def to_representation(self, instance: Any) -> dict[str, Any]:
         return dict(instance)
+
+
+class TermSerializer(serializers.Serializer[Any]):
+    name = serializers.CharField()
+    service = serializers.FloatField()
+    gpu_s = serializers.FloatField(allow_null=True)
+    text = serializers.CharField()
+
+
+class RouterFairnessSerializer(serializers.Serializer[Any]):
+    router = serializers.CharField()
+    service_per_gpu_s = serializers.FloatField(allow_null=True)
+    bound_service = serializers.FloatField(allow_null=True)
+    bound_gpu_s = serializers.FloatField(allow_null=True)
+    largest_gap_service = serializers.FloatField(allow_null=True)
+    largest_gap_gpu_s = serializers.FloatField(allow_null=True)
+
+
+class TenantBoundSerializer(serializers.Serializer[Any]):
+    tenant = serializers.CharField()
+    name = serializers.CharField()
+    weight = serializers.FloatField()
+    counter_bound = serializers.FloatField(help_text="Service per weight above the least served tenant that waits")
+    bound_service = serializers.FloatField(help_text="The same in service")
+    bound_gpu_s = serializers.FloatField(allow_null=True)
+
+
+class PairBoundSerializer(serializers.Serializer[Any]):
+    first = serializers.CharField()
+    second = serializers.CharField()
+    pair_bound = serializers.FloatField(help_text="Service per weight, over any time in which both wait")
+
+
+class FairnessSerializer(serializers.Serializer[Any]):
+    """Service in units of the cost model, and as seconds of one busy backend (null: not measured yet)."""
+
+    pool = serializers.CharField()
+    policy = serializers.CharField()
+    cost_model = serializers.CharField()
+    is_bounded = serializers.BooleanField()
+    source: Any = serializers.ChoiceField(choices=["router", "configuration"], help_text="Where the terms come from")
+    unstated: Any = serializers.ListField(
+        child=serializers.CharField(), help_text="Backends whose KV tokens are not stated"
+    )
+    service_per_gpu_s = serializers.FloatField(allow_null=True)
+    bound_service = serializers.FloatField(allow_null=True)
+    bound_gpu_s = serializers.FloatField(allow_null=True)
+    terms = TermSerializer(many=True)
+    routers = RouterFairnessSerializer(many=True)
+    tenants = TenantBoundSerializer(many=True)
+    pair = PairBoundSerializer(allow_null=True)
 
 
 class PoolChangesSerializer(StrictSerializer):
@@ -119,6 +172,23 @@ class PoolViewSet(UseCaseViewSet):
         actions.delete_pool(actor=self.actor, pool_id=pk, expected_version=self.expected_version())
         return Response(status=204)
 
+    @extend_schema(
+        responses={200: FairnessSerializer, **PROBLEMS},
+        parameters=[
+            OpenApiParameter("first", str, description="Id of a tenant; with `second`, the bound of this pair"),
+            OpenApiParameter("second", str, description="Id of another tenant"),
+        ],
+    )
+    @action(detail=True, methods=["get"])
+    def fairness(self, request: Any, pk: str) -> Response:
+        """The fairness bound by its terms, by tenant and for two tenants, next to the largest gap seen."""
+        first, second = request.query_params.get("first", ""), request.query_params.get("second", "")
+        if bool(first) is not bool(second):
+            raise Invalid({"second" if first else "first": "the bound of a pair needs both tenants"})
+        pair = (first, second) if first else None
+        shown = pool_fairness(actor=self.actor, pool_id=pk, pair=pair)
+        return Response(FairnessSerializer(shown).data)
+
 
 class KnobSerializer(serializers.Serializer[Knob]):
     """Numbers carry ``low`` and ``high``, words ``choices``. ``policies``: those that read it, empty for all."""
@@ -126,14 +196,20 @@ class KnobSerializer(serializers.Serializer[Knob]):
     name = serializers.CharField()
     kind = serializers.ChoiceField(choices=["number", "integer", "boolean", "choice"])
     default = serializers.JSONField()
-    low = serializers.FloatField()
-    high = serializers.FloatField()
+    low = serializers.SerializerMethodField()
+    high = serializers.SerializerMethodField()
     choices: Any = serializers.ListField(child=serializers.CharField())
     range = serializers.CharField(source="range_text")
     section = serializers.CharField()
     label: Any = serializers.CharField()
     help = serializers.CharField()
     policies = serializers.ListField(child=serializers.CharField())
+
+    def get_low(self, knob: Knob) -> float | None:
+        return knob.low if knob.kind in ("number", "integer") else None
+
+    def get_high(self, knob: Knob) -> float | None:
+        return knob.high if knob.kind in ("number", "integer") else None
 
 
 class PolicySerializer(serializers.Serializer[Any]):

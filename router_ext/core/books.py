@@ -55,6 +55,7 @@ class Books:
         policy: the fairness policy in force, told of every change it keeps an index of.
         requests: everybody who waits or runs.
         num_running, num_output: requests running now; output tokens kept so far, over all requests.
+        served: service charged so far, over all requests.
         waste: the system's account of what is computed again because of cuts.
     """
 
@@ -80,6 +81,7 @@ class Books:
         "policy",
         "requests",
         "room",
+        "served",
         "waste",
     )
 
@@ -100,6 +102,7 @@ class Books:
         self.requests: dict[RequestId, Request] = {}
         self.num_running = 0
         self.num_output = 0
+        self.served = 0.0
         self.waste = WasteBudget()
         self._config: PoolConfig
         self._tenants = tenants
@@ -351,6 +354,7 @@ class Books:
 
     def _charge(self, request: Request, service: float) -> None:
         """Charge tenant and key; whose turn it is among the tenant's keys follows at once."""
+        self.served += service
         self.policy.charge(request, service)
         queue = request.queue
         keys = queue.keys

@@ -2,7 +2,7 @@
 
     U'   = the most service one tenant can still be charged for what runs; under linear prices
            w_output * (M + n) + max(0, w_prompt - w_output) * L, under others as ``core.cost`` says
-    pass = ratio * U' / weight          ratio: FairnessPolicy.pass_ratio
+    pass = the largest ratio of FairnessPolicy.passes * U' / weight
     counter bound of f      c_f - min c          <= U'/w_f + pass_f          (over backlogged tenants)
     pair bound of f and g   |W_f/w_f - W_g/w_g|  <= U'(1/w_f + 1/w_g) + pass_f + pass_g
 
@@ -15,14 +15,79 @@ token a sequence produces never takes KV (TGI reserves ``input + new - 1``).
 With ``FairnessPolicy.gamma > 0`` the pick may be ahead of the floor by what its rivals have in flight, and the first
 term becomes ``max(U'/w_f, gamma * U'/w_g)``.
 
+In seconds of GPU time a service is what one busy backend needs for it while somebody waits, at the measured rate.
+
 Source: Sheng et al. (OSDI 2024), lemma 4.3 and theorem 4.4, with the constant corrected for w_prompt > w_output.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
 from router_ext.core.config import PoolConfig, TenantConfig
-from router_ext.core.cost import build_cost
+from router_ext.core.cost import build_cost, longest_prompt, pool_tokens
 from router_ext.core.fairness import policy_class
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What a bound is made of. Service units, not divided by weight.
+
+    Attributes:
+        peak_service: ``U'``. pool_tokens, longest_prompt: ``M`` and ``L``, from which it follows.
+        passes: how far ahead of the floor somebody may be and still be served, by the way of going ahead.
+        gamma: how much of the predicted service in flight counts in whose turn it is.
+        lightest_weight, heaviest_weight: of the tenants configured (1 if there is none).
+    """
+
+    peak_service: float
+    pool_tokens: int
+    longest_prompt: int
+    passes: Mapping[str, float] = field(default_factory=dict)
+    gamma: float = 0.0
+    lightest_weight: float = 1.0
+    heaviest_weight: float = 1.0
+
+    @property
+    def pass_service(self) -> float:
+        """The largest pass."""
+        return max(self.passes.values(), default=0.0)
+
+    def counter_bound(self, weight: float) -> float:
+        """Largest ``c_f - min c`` of a backlogged tenant of this weight, in service per weight."""
+        lightest = min(self.lightest_weight, weight)
+        first = max(self.peak_service / weight, self.gamma * self.peak_service / lightest)
+        return first + self.pass_service / weight
+
+    def pair_bound(self, weight: float, other: float) -> float:
+        """Largest difference of service per weight between two tenants over any interval in which both are
+        backlogged."""
+        return self.counter_bound(weight) + self.counter_bound(other)
+
+    @property
+    def bound_service(self) -> float:
+        """The one number shown for a pool: largest ``(c_f - min c) * w_f``. It is that of the heaviest tenant."""
+        first = max(1.0, self.gamma * self.heaviest_weight / self.lightest_weight) * self.peak_service
+        return first + self.pass_service
+
+
+def terms(config: PoolConfig) -> Terms | None:
+    """What the configured bound is made of; None: the policy promises nothing."""
+    policy = policy_class(config.policy)
+    if not policy.is_bounded:
+        return None
+    peak = peak_service(config)
+    weights = [tenant.weight for tenant in config.tenants.values()]
+    return Terms(
+        peak_service=peak,
+        pool_tokens=pool_tokens(config),
+        longest_prompt=longest_prompt(config),
+        passes={name: ratio * peak for name, ratio in policy.passes(config).items()},
+        gamma=policy.gamma(config),
+        lightest_weight=min(weights, default=1.0),
+        heaviest_weight=max(weights, default=1.0),
+    )
 
 
 def peak_service(config: PoolConfig) -> float:
@@ -32,37 +97,28 @@ def peak_service(config: PoolConfig) -> float:
 
 def pass_service(config: PoolConfig) -> float:
     """Largest pass of any kind, in service units (divide by the tenant's weight)."""
-    return policy_class(config.policy).pass_ratio(config) * peak_service(config)
+    stated = terms(config)
+    return 0.0 if stated is None else stated.pass_service
 
 
 def counter_bound(config: PoolConfig, tenant: TenantConfig) -> float | None:
     """Largest ``c_f - min c`` of a backlogged tenant, in service per weight. None: the policy promises nothing."""
-    policy = policy_class(config.policy)
-    if not policy.is_bounded:
-        return None
-    peak = peak_service(config)
-    first = peak / tenant.weight
-    gamma = policy.gamma(config)
-    if gamma > 0.0:
-        lightest = min((t.weight for t in config.tenants.values()), default=tenant.weight)
-        first = max(first, gamma * peak / lightest)
-    return first + pass_service(config) / tenant.weight
+    stated = terms(config)
+    return None if stated is None else stated.counter_bound(tenant.weight)
 
 
 def pair_bound(config: PoolConfig, first: TenantConfig, second: TenantConfig) -> float | None:
     """Largest difference of service per weight between two tenants over any interval in which both are backlogged."""
-    one, other = counter_bound(config, first), counter_bound(config, second)
-    return None if one is None or other is None else one + other
+    stated = terms(config)
+    return None if stated is None else stated.pair_bound(first.weight, second.weight)
 
 
 def bound_service(config: PoolConfig) -> float | None:
-    """The one number shown for a pool: largest ``(c_f - min c) * w_f``, in service units.
+    """The one number shown for a pool: largest ``(c_f - min c) * w_f``, in service units."""
+    stated = terms(config)
+    return None if stated is None else stated.bound_service
 
-    With ``gamma > 0`` it differs by tenant; this is the largest.
-    """
-    policy = policy_class(config.policy)
-    if not policy.is_bounded:
-        return None
-    if policy.gamma(config) > 0.0 and config.tenants:
-        return max((counter_bound(config, t) or 0.0) * t.weight for t in config.tenants.values())
-    return peak_service(config) + pass_service(config)
+
+def gpu_seconds(service: float | None, service_per_gpu_s: float | None) -> float | None:
+    """A service as seconds of one busy backend; None while either is unknown."""
+    return None if service is None or not service_per_gpu_s else service / service_per_gpu_s

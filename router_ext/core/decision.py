@@ -13,7 +13,7 @@ from router_ext.core.actions import Action
 from router_ext.core.admission import Backend, Gates
 from router_ext.core.books import Books
 from router_ext.core.config import PoolConfig
-from router_ext.core.estimates import Throughput
+from router_ext.core.estimates import ServiceRate, Throughput
 from router_ext.core.explain import Gate, note_blocked
 from router_ext.core.fairness.base import FairnessPolicy, Standing
 from router_ext.core.fairness.counters import Counters
@@ -39,6 +39,7 @@ class Decider:
     Attributes:
         placement: which backend.
         preemption: which running work yields, when somebody who should start cannot.
+        service_rate: what a busy backend delivers per second while somebody waits.
         decided_s: instant of the last decision, minus infinity if one is owed.
         stalled: tenant whose request in turn could not start then; tokens it receives may change whose turn it is.
     """
@@ -57,6 +58,7 @@ class Decider:
         "decided_s",
         "placement",
         "preemption",
+        "service_rate",
         "stalled",
     )
 
@@ -82,11 +84,14 @@ class Decider:
         self.placement = Placement(self._gates)
         self.preemption = Preemption(books=books, counters=counters, fleet=fleet, tiers=tiers, gates=self._gates)
         self._budget = SliceBudget()
+        self.service_rate = ServiceRate()
         self.decided_s = _NEVER
         self.stalled: Tenant | None = None
 
     def adopt(self, config: PoolConfig, policy: FairnessPolicy) -> None:
         """Decide by another configuration and policy from now on; what was learned stays."""
+        if config.cost_model != self._config.cost_model:
+            self.service_rate = ServiceRate()
         self._config = config
         self._policy = policy
         self._gates.configure(headroom_ratio=config.headroom_ratio, is_on=policy.is_gated)
@@ -103,12 +108,15 @@ class Decider:
             self._budget.refill(output)
             books.waste.refill(output, self._config.waste_ratio, self._throughput.peak_rate)
         room = self._room
-        if not self._fleet.usable and room.num_waiting:
+        usable = self._fleet.usable
+        if not usable and room.num_waiting:
+            self.service_rate.idle()
             self._clock.set(Gate.NO_BACKEND, now)
             return
         # Nobody is in turn among those who are parked, so they alone hold nothing but themselves.
         nobody = Gate.NO_BACKEND if room.parked else _NONE
         if not room.count:
+            self.service_rate.idle()
             self._clock.set(nobody, now)
             return
         self._tiers.refresh(now)
@@ -118,7 +126,10 @@ class Decider:
         while gate is None and room.count:
             gate = self._admit(now, misfits, actions)
         self._clock.set(gate or nobody, now)
-        if gate is not None:
+        if gate is None:
+            self.service_rate.idle()
+        else:
+            self.service_rate.tick(now, books.served, usable)
             self.preemption.consider(gate, now, actions)
 
     def _admit(self, now: float, misfits: set[Request], actions: list[Action]) -> Gate | None:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from router_ext.core.admission import Backend
+
 
 class LinearFit:
     """Least squares ``y = intercept + slope * x`` with exponential forgetting.
@@ -89,3 +95,50 @@ class Throughput:
             self.peak_rate = seen
         self._since_s = now
         self._total = produced_total
+
+
+class ServiceRate:
+    """Service that one busy backend delivers per second while somebody waits, smoothed over about half a minute.
+
+    Only spells in which somebody waits all the time count: then backends are as full as the policy lets them be.
+
+    Attributes:
+        per_backend_s: None before the first second of such a spell.
+    """
+
+    __slots__ = ("_busy", "_since_s", "_total", "per_backend_s")
+
+    def __init__(self) -> None:
+        self.per_backend_s: float | None = None
+        self._since_s: float | None = None
+        self._total = 0.0
+        self._busy = 0
+
+    def idle(self) -> None:
+        """Nobody waits, or nobody can be served: the spell is over."""
+        self._since_s = None
+
+    def tick(self, now: float, served_total: float, usable: Sequence[Backend]) -> None:
+        """Somebody waits: look at the running total of service; closes a window of a second or more."""
+        since = self._since_s
+        if since is not None:
+            elapsed = now - since
+            if elapsed < 1.0:
+                return
+            busy = _num_busy(usable)
+            # Who came or went during the window counts half.
+            backend_s = elapsed * (busy + self._busy) / 2.0
+            if backend_s > 0.0:
+                seen = (served_total - self._total) / backend_s
+                share = min(1.0, elapsed / 30.0)
+                rate = self.per_backend_s
+                self.per_backend_s = seen if rate is None else rate + share * (seen - rate)
+        else:
+            busy = _num_busy(usable)
+        self._since_s = now
+        self._total = served_total
+        self._busy = busy
+
+
+def _num_busy(usable: Sequence[Backend]) -> int:
+    return sum(1 for backend in usable if backend.num_running)

@@ -39,8 +39,8 @@ _MAX_KEYS = 10_000
 _MAX_REASONS = 20
 
 
-def save(tenants: Iterable[Tenant], base: float) -> dict[str, Any]:
-    """How far tenants are above ``base``, and keys above that of their queue, in service per weight."""
+def save(tenants: Iterable[Tenant], base: float, cost_model: str) -> dict[str, Any]:
+    """How far tenants are above ``base``, and keys above that of their queue, in service (by that model) per weight."""
     ahead: dict[str, dict[str, Any]] = {}
     keys: list[tuple[float, TenantId, TierName, KeyId]] = []
     for tenant in heapq.nlargest(_MAX_TENANTS, tenants, key=lambda tenant: (tenant.counter, tenant.tenant_id)):
@@ -55,7 +55,7 @@ def save(tenants: Iterable[Tenant], base: float) -> dict[str, Any]:
     for lead, tenant_id, tier, key in heapq.nlargest(_MAX_KEYS, keys):
         of_tenant = ahead.setdefault(tenant_id, {"ahead": 0.0})
         of_tenant.setdefault("keys", {}).setdefault(tier, {})[key] = lead
-    return {"version": VERSION, "tenants": ahead}
+    return {"version": VERSION, "cost_model": cost_model, "tenants": ahead}
 
 
 def _leads(queue: TierQueue) -> Iterator[tuple[KeyId, float]]:
@@ -85,6 +85,10 @@ class Restored:
         """Take over what is well-formed and known."""
         if not isinstance(saved, Mapping) or saved.get("version") != VERSION:
             self._ignore(f"saved counters are not of version {VERSION}")
+            return
+        cost_model = saved.get("cost_model", "linear")
+        if cost_model != self._config.cost_model:
+            self._ignore(f"counters were saved in units of {cost_model!r}, the pool counts {self._config.cost_model!r}")
             return
         entries = saved.get("tenants")
         if not isinstance(entries, Mapping):

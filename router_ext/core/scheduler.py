@@ -23,7 +23,7 @@ from router_ext.core.actions import Action, SetTimer
 from router_ext.core.admission import Backend
 from router_ext.core.agents import Agents
 from router_ext.core.books import Books
-from router_ext.core.bounds import bound_service, pass_service
+from router_ext.core.bounds import bound_service, pass_service, terms
 from router_ext.core.config import PoolConfig
 from router_ext.core.cost import build_cost
 from router_ext.core.decision import Decider
@@ -351,7 +351,7 @@ class Scheduler:
 
     def save(self) -> dict[str, Any]:
         """Who is ahead of whom, JSON-safe, for ``restore`` in another process (``core.saved``). O(tenants + keys)."""
-        return save(self._tenants.by_id.values(), self._counters.base())
+        return save(self._tenants.by_id.values(), self._counters.base(), self._config.cost_model)
 
     def restore(self, saved: object, now: float) -> list[str]:
         """Begin with the counters of a scheduler that is gone, before the first request arrives.
@@ -409,7 +409,8 @@ class Scheduler:
             held_by=self._books.clock.held,
             output_tokens_per_s=self._limits.throughput.rate,
             drain_s=self.drain_estimate(),
-            bound=bound_service(self._config),
+            terms=terms(self._config),
+            service_per_gpu_s=self._decider.service_rate.per_backend_s,
             preempted=self._decider.preemption.preempted,
             waste=self._books.waste,
         )

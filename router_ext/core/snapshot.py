@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from router_ext.core.bounds import Terms, gpu_seconds
 from router_ext.core.config import PoolConfig
 from router_ext.core.explain import Gate
 from router_ext.core.ids import BackendId, RequestId, TenantId, TierName
@@ -58,6 +59,9 @@ class BackendStats:
 class PoolStats:
     """One pool. ``bound_service`` and ``largest_gap_service``: see ``core.bounds``, in service units.
 
+    ``bound_terms``: what the bound is made of, None if the policy promises nothing.
+    ``service_per_gpu_s``: service that one busy backend delivers per second while somebody waits; None before it was
+    measured, and so are ``bound_gpu_s`` and ``largest_gap_gpu_s``, the same two numbers in seconds of one backend.
     ``held_by``: the gate that stopped the last decision, in lower case; ``none`` if nobody waits.
     ``parked``: of those queued, how many wait for a backend that could hold them.
     ``preempted_total``: requests told to stop for others, by trigger. ``recomputed_tokens_total``: prompt and output
@@ -75,6 +79,10 @@ class PoolStats:
     output_tokens_per_s: float | None
     bound_service: float | None
     largest_gap_service: float
+    bound_terms: Terms | None
+    service_per_gpu_s: float | None
+    bound_gpu_s: float | None
+    largest_gap_gpu_s: float | None
     preempted_total: dict[str, int]
     recomputed_tokens_total: int
     waste_tokens: float
@@ -93,7 +101,8 @@ def pool_stats(
     held_by: Gate,
     output_tokens_per_s: float | None,
     drain_s: float,
-    bound: float | None,
+    terms: Terms | None,
+    service_per_gpu_s: float | None,
     preempted: Mapping[str, int],
     waste: WasteBudget,
 ) -> PoolStats:
@@ -105,6 +114,8 @@ def pool_stats(
     for request in room.parked.values():
         by_tier[request.queue.name] = by_tier.get(request.queue.name, 0) + 1
     floor = counters.floor_or_last()
+    gap = counters.largest_gap_service
+    bound = None if terms is None else terms.bound_service
     return PoolStats(
         pool=config.name,
         policy=config.policy,
@@ -116,7 +127,11 @@ def pool_stats(
         drain_s=drain_s,
         output_tokens_per_s=output_tokens_per_s,
         bound_service=bound,
-        largest_gap_service=counters.largest_gap_service,
+        largest_gap_service=gap,
+        bound_terms=terms,
+        service_per_gpu_s=service_per_gpu_s,
+        bound_gpu_s=gpu_seconds(bound, service_per_gpu_s),
+        largest_gap_gpu_s=gpu_seconds(gap, service_per_gpu_s),
         preempted_total=dict(preempted),
         recomputed_tokens_total=waste.recomputed_tokens,
         waste_tokens=waste.level_tokens,

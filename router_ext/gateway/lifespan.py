@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from typing import Any
 
 from router_ext import __version__
@@ -35,6 +36,7 @@ from router_ext.wire.controlplane import (
     ArtifactRecord,
     BackendRecord,
     BackendState,
+    BoundTerms,
     ConfigSnapshot,
     Heartbeat,
     PoolRecord,
@@ -321,6 +323,8 @@ class Router:
                     parked=stats.parked,
                     bound_service=stats.bound_service,
                     largest_gap_service=stats.largest_gap_service,
+                    bound_gpu_s=stats.bound_gpu_s,
+                    largest_gap_gpu_s=stats.largest_gap_gpu_s,
                     preempted_total=stats.preempted_total,
                     waste_tokens=stats.waste_tokens,
                 )
@@ -406,6 +410,8 @@ def _pool_state(pool: str, engine: PoolEngine) -> PoolState:
         predictor_digest=engine.predictor_digest,
         bound_service=stats.bound_service,
         largest_gap_service=stats.largest_gap_service,
+        bound_terms=None if stats.bound_terms is None else BoundTerms(**asdict(stats.bound_terms)),
+        service_per_gpu_s=stats.service_per_gpu_s,
         parked=stats.parked,
         preempted_total=stats.preempted_total,
         recomputed_tokens_total=stats.recomputed_tokens_total,

@@ -61,6 +61,8 @@ class PoolReading:
     parked: int
     bound_service: float | None
     largest_gap_service: float
+    bound_gpu_s: float | None
+    largest_gap_gpu_s: float | None
     preempted_total: dict[str, int]
     waste_tokens: float
 
@@ -146,10 +148,20 @@ def _pool_metrics(readings: list[PoolReading]) -> Iterable[Metric]:
         "fairlane_parked_requests", "Waiting requests that only a backend not in use could hold.", labels=labels
     )
     bound = GaugeMetricFamily(
-        "fairlane_fairness_bound_service", "Largest gap the policy allows, in weighted tokens.", labels=labels
+        "fairlane_fairness_bound_service", "Largest gap the policy allows, in units of the cost model.", labels=labels
     )
     gap = GaugeMetricFamily(
-        "fairlane_fairness_largest_gap_service", "Largest gap seen, in weighted tokens.", labels=labels
+        "fairlane_fairness_largest_gap_service", "Largest gap seen, in units of the cost model.", labels=labels
+    )
+    bound_s = GaugeMetricFamily(
+        "fairlane_fairness_bound_gpu_seconds",
+        "Largest gap the policy allows, in seconds of a busy backend; absent before its rate was measured.",
+        labels=labels,
+    )
+    gap_s = GaugeMetricFamily(
+        "fairlane_fairness_largest_gap_gpu_seconds",
+        "Largest gap seen, in seconds of a busy backend; absent before its rate was measured.",
+        labels=labels,
     )
     preempted = CounterMetricFamily(
         "fairlane_preemptions", "Streams told to stop so that their KV comes free.", labels=["model", "trigger"]
@@ -164,10 +176,14 @@ def _pool_metrics(readings: list[PoolReading]) -> Iterable[Metric]:
         if r.bound_service is not None:
             bound.add_metric(name, r.bound_service)
         gap.add_metric(name, r.largest_gap_service)
+        if r.bound_gpu_s is not None:
+            bound_s.add_metric(name, r.bound_gpu_s)
+        if r.largest_gap_gpu_s is not None:
+            gap_s.add_metric(name, r.largest_gap_gpu_s)
         for trigger, count in r.preempted_total.items():
             preempted.add_metric([r.pool, trigger], count)
         waste.add_metric(name, r.waste_tokens)
-    return inflight, parked, bound, gap, preempted, waste
+    return inflight, parked, bound, gap, bound_s, gap_s, preempted, waste
 
 
 def _tenant_metrics(readings: list[TenantReading]) -> Iterable[Metric]:

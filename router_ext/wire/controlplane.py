@@ -219,6 +219,18 @@ class TenantState(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens_total: int = 0
 
 
+class BoundTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """What a pool's fairness bound is made of; fields as ``core.bounds.Terms``."""
+
+    peak_service: float
+    pool_tokens: int
+    longest_prompt: int
+    passes: dict[str, float] = {}
+    gamma: float = 0.0
+    lightest_weight: float = 1.0
+    heaviest_weight: float = 1.0
+
+
 class PoolState(msgspec.Struct, frozen=True, kw_only=True):
     pool: str
     policy: str
@@ -229,6 +241,9 @@ class PoolState(msgspec.Struct, frozen=True, kw_only=True):
     predictor_digest: str | None = None
     bound_service: float | None = None
     largest_gap_service: float | None = None
+    bound_terms: BoundTerms | None = None
+    service_per_gpu_s: float | None = None
+    """Service one busy backend delivers per second while somebody waits; None before it was measured."""
     parked: int = 0
     preempted_total: dict[str, int] = {}
     """Requests told to stop for others since the router's start, by trigger."""

@@ -17,6 +17,7 @@ from controlplane.rollout.queries import current_number
 from controlplane.tenants import queries as tenant_queries
 from controlplane.usage import queries as usage_queries
 from controlplane.usage.models import UsageEvent
+from router_ext.core.bounds import gpu_seconds
 from router_ext.wire.controlplane import Heartbeat, PoolState
 
 MAX_TENANTS = 200
@@ -35,6 +36,8 @@ class PoolPicture:
     backends: list[dict[str, object]]
     tenants: list[dict[str, object]]
     shares: str
+    bound_gpu_s: float | None
+    largest_gap_gpu_s: float | None
     preemptions: int
 
 
@@ -53,7 +56,10 @@ def _picture(router: str, state: PoolState, tenants: dict[str, tuple[str, float]
         )
         for t in busy
     ]
+    rate = state.service_per_gpu_s
     return PoolPicture(
+        bound_gpu_s=gpu_seconds(state.bound_service, rate),
+        largest_gap_gpu_s=gpu_seconds(state.largest_gap_service, rate),
         router=router,
         name=pool.name if pool is not None else state.pool,
         state=state,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from django import forms
 from django.http import HttpRequest, HttpResponseBase
@@ -15,8 +16,12 @@ from controlplane.common.actor import Scope
 from controlplane.common.validation import get_or_not_found
 from controlplane.console.frame import VersionedForm, act, actor_of, apply, signed_in
 from controlplane.fleet import actions, queries
+from controlplane.fleet.fairness import TenantBound, pool_fairness
 from controlplane.fleet.models import Backend, Pool
 from router_ext.core.config import KNOBS, SECTIONS, Knob
+
+MAX_TENANTS = 500
+"""Rows of a page; REST lists all."""
 
 
 def _policy_choices() -> list[tuple[str, str]]:
@@ -189,7 +194,47 @@ def detail(request: HttpRequest, pool_id: str) -> HttpResponseBase:
 
     if request.method == "POST" and form.is_valid() and apply(request, form, change):
         return redirect("console:pool", pool.id)
-    return render(request, "console/pool.html", {"pool": pool, "form": form, "backends": pool.backends.all()})
+    context = {
+        "pool": pool,
+        "form": form,
+        "backends": pool.backends.all(),
+        "fairness": pool_fairness(actor=actor_of(request), pool_id=pool.id),
+    }
+    return render(request, "console/pool.html", context)
+
+
+class PairForm(forms.Form):
+    """Two tenants of whom the bound shall be shown."""
+
+    first = forms.ChoiceField(label="Tenant", required=False)
+    second = forms.ChoiceField(label="and tenant", required=False)
+
+    def __init__(self, *args: Any, tenants: Sequence[TenantBound], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        choices = [("", "choose"), *((each.tenant, each.name) for each in tenants)]
+        for field in self.fields.values():
+            cast(forms.ChoiceField, field).choices = choices
+
+    def pair(self) -> tuple[str, str] | None:
+        """The two, if both are chosen."""
+        if not self.is_valid() or not self.cleaned_data["first"] or not self.cleaned_data["second"]:
+            return None
+        return self.cleaned_data["first"], self.cleaned_data["second"]
+
+
+@require_safe
+@signed_in
+def fairness(request: HttpRequest, pool_id: str) -> HttpResponseBase:
+    """The bound of a pool taken apart, by tenant, and for two tenants."""
+    pool = _pool(request, pool_id)
+    actor = actor_of(request)
+    shown = pool_fairness(actor=actor, pool_id=pool.id)
+    form = PairForm(request.GET or None, tenants=shown.tenants)
+    pair = form.pair() if form.is_bound else None
+    if pair is not None:
+        shown = pool_fairness(actor=actor, pool_id=pool.id, pair=pair)
+    context = {"pool": pool, "fairness": shown, "form": form, "tenants": shown.tenants[:MAX_TENANTS]}
+    return render(request, "console/fairness.html", context)
 
 
 @require_http_methods(["GET", "POST"])

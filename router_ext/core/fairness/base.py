@@ -110,9 +110,10 @@ class FairnessPolicy:
         self.charge: Callable[[Request, float], None] = around.counters.charge
 
     @classmethod
-    def pass_ratio(cls, config: PoolConfig) -> float:
-        """Share of U' by which somebody may be served ahead of the floor (``core.bounds``)."""
-        return 0.0
+    def passes(cls, config: PoolConfig) -> dict[str, float]:
+        """Shares of U' by which somebody may be served ahead of the floor, by the way of going ahead
+        (``core.bounds``)."""
+        return {}
 
     @classmethod
     def gamma(cls, config: PoolConfig) -> float:

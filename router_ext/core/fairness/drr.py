@@ -44,9 +44,9 @@ class Drr(Keyed):
         self._quantum = quantum(around.config, around.peak_service, around.config.quantum_ratio)
 
     @classmethod
-    def pass_ratio(cls, config: PoolConfig) -> float:
+    def passes(cls, config: PoolConfig) -> dict[str, float]:
         """One quantum, which is less for all but the heaviest tenant."""
-        return config.quantum_ratio
+        return {"quantum": config.quantum_ratio}
 
     def key(self, tenant: Tenant) -> float:
         """Rounds until the level is above the tenant's counter."""

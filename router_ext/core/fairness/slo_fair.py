@@ -91,9 +91,9 @@ class SloFair(FairnessPolicy):
         self._keys = counters.index if self._gamma == 0.0 else MinIndex(self._key)
 
     @classmethod
-    def pass_ratio(cls, config: PoolConfig) -> float:
-        """The larger of the two passes."""
-        return max(urgency_ratio(config), config.backfill_ratio)
+    def passes(cls, config: PoolConfig) -> dict[str, float]:
+        """Urgent heads, and whoever starts while the pick waits."""
+        return {"urgency": urgency_ratio(config), "backfill": config.backfill_ratio}
 
     @classmethod
     def gamma(cls, config: PoolConfig) -> float:

@@ -39,7 +39,7 @@ def restored(saved: Any, now: float = 5.0) -> tuple[Scheduler, list[str]]:
 def test_only_differences_to_the_floor_are_saved_and_only_of_those_ahead() -> None:
     scheduler = one_ahead()
     saved = json.loads(json.dumps(scheduler.save()))
-    assert saved == {"version": 1, "tenants": {"a": {"ahead": 100.0}}}
+    assert saved == {"version": 1, "cost_model": "linear", "tenants": {"a": {"ahead": 100.0}}}
     other, reasons = restored(saved)
     assert reasons == []
     assert counters(other) == {"a": 100.0, "b": 0.0, "c": 0.0}
@@ -113,6 +113,7 @@ def test_a_second_restart_before_all_are_back_loses_nothing() -> None:
         (None, "saved counters are not of version 1"),
         ({"version": 2, "tenants": {}}, "saved counters are not of version 1"),
         ({"version": 1}, "saved counters name no tenants"),
+        ({"version": 1, "cost_model": "step-time", "tenants": {"a": {"ahead": 5.0}}}, "in units of 'step-time'"),
         ({"version": 1, "tenants": {"z": {"ahead": 5.0}}}, "tenant 'z' is not configured"),
         ({"version": 1, "tenants": {"a": 5.0}}, "tenant 'a': not an object"),
         ({"version": 1, "tenants": {"a": {"ahead": float("nan")}}}, "nan is not a number from 0"),
