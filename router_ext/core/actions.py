@@ -15,7 +15,7 @@ class RejectCode(enum.StrEnum):
     TOO_LARGE = "context_length_exceeded"
     QUEUE_FULL = "queue_full"
     DEADLINE_UNREACHABLE = "deadline_unreachable"
-    RATE_LIMITED = "rate_limited"
+    RATE_LIMITED = "rate_limit_exceeded"
     QUEUE_TIMEOUT = "queue_timeout"
     NO_BACKEND = "no_backend_available"
 

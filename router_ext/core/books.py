@@ -17,6 +17,7 @@ from router_ext.core.admission import Backend
 from router_ext.core.agents import Agents
 from router_ext.core.config import PoolConfig
 from router_ext.core.cost import CostModel
+from router_ext.core.estimates import PredictionBias
 from router_ext.core.events import RequestSpec
 from router_ext.core.explain import WaitClock, waiting_reasons
 from router_ext.core.fairness.base import FairnessPolicy, Standing
@@ -56,6 +57,7 @@ class Books:
         requests: everybody who waits or runs.
         num_running, num_output: requests running now; output tokens kept so far, over all requests.
         served: service charged so far, over all requests.
+        bias: how far predictions of finished requests were off.
         waste: the system's account of what is computed again because of cuts.
     """
 
@@ -74,6 +76,7 @@ class Books:
         "_orders_agents",
         "_tenants",
         "_tiers",
+        "bias",
         "clock",
         "cost",
         "num_output",
@@ -110,6 +113,7 @@ class Books:
         self._fleet = fleet
         self._agents = agents
         self._lengths = Lengths()
+        self.bias = PredictionBias()
         self._ended: OrderedDict[RequestId, Request] = OrderedDict()
         self._is_gamma = False
         self._orders_agents = False
@@ -431,6 +435,7 @@ class Books:
             self.waste.spared(request)
         if state is State.FINISHED and request.output_tokens and request.num_sequences == 1:
             self._lengths.finished(request.key, request.tenant.tenant_id, request.output_tokens)
+            self.bias.finished(min(request.predicted_output_tokens, request.max_new_tokens), request.output_tokens)
         request.lane.num_open -= 1
         self.policy.ended(request)
         if request.agent is not None:

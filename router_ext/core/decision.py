@@ -13,7 +13,6 @@ from router_ext.core.actions import Action
 from router_ext.core.admission import Backend, Gates
 from router_ext.core.books import Books
 from router_ext.core.config import PoolConfig
-from router_ext.core.estimates import ServiceRate, Throughput
 from router_ext.core.explain import Gate, note_blocked
 from router_ext.core.fairness.base import FairnessPolicy, Standing
 from router_ext.core.fairness.counters import Counters
@@ -24,6 +23,7 @@ from router_ext.core.queues import Tenant
 from router_ext.core.request import Request
 from router_ext.core.slicing import SliceBudget, shrunk_slice
 from router_ext.core.tiers import Tiers
+from router_ext.core.waits import Waits
 
 # Looking a member up on its class costs as much as a comparison; these are read several times per decision.
 _LATE, _URGENT_PICK = Standing.LATE, Standing.URGENT_PICK
@@ -39,7 +39,6 @@ class Decider:
     Attributes:
         placement: which backend.
         preemption: which running work yields, when somebody who should start cannot.
-        service_rate: what a busy backend delivers per second while somebody waits.
         decided_s: instant of the last decision, minus infinity if one is owed.
         stalled: tenant whose request in turn could not start then; tokens it receives may change whose turn it is.
     """
@@ -52,13 +51,13 @@ class Decider:
         "_fleet",
         "_gates",
         "_policy",
+        "_rate",
         "_room",
         "_throughput",
         "_tiers",
         "decided_s",
         "placement",
         "preemption",
-        "service_rate",
         "stalled",
     )
 
@@ -70,7 +69,7 @@ class Decider:
         counters: Counters,
         fleet: Fleet,
         tiers: Tiers,
-        throughput: Throughput,
+        waits: Waits,
     ) -> None:
         self._config = config
         self._policy: FairnessPolicy
@@ -79,19 +78,19 @@ class Decider:
         self._clock = books.clock
         self._fleet = fleet
         self._tiers = tiers
-        self._throughput = throughput
+        self._throughput = waits.throughput
         self._gates = Gates(headroom_ratio=config.headroom_ratio, is_on=True)
         self.placement = Placement(self._gates)
         self.preemption = Preemption(books=books, counters=counters, fleet=fleet, tiers=tiers, gates=self._gates)
         self._budget = SliceBudget()
-        self.service_rate = ServiceRate()
+        self._rate = waits.rate
         self.decided_s = _NEVER
         self.stalled: Tenant | None = None
 
     def adopt(self, config: PoolConfig, policy: FairnessPolicy) -> None:
         """Decide by another configuration and policy from now on; what was learned stays."""
         if config.cost_model != self._config.cost_model:
-            self.service_rate = ServiceRate()
+            self._rate.restart()
         self._config = config
         self._policy = policy
         self._gates.configure(headroom_ratio=config.headroom_ratio, is_on=policy.is_gated)
@@ -110,13 +109,13 @@ class Decider:
         room = self._room
         usable = self._fleet.usable
         if not usable and room.num_waiting:
-            self.service_rate.idle()
+            self._rate.idle()
             self._clock.set(Gate.NO_BACKEND, now)
             return
         # Nobody is in turn among those who are parked, so they alone hold nothing but themselves.
         nobody = Gate.NO_BACKEND if room.parked else _NONE
         if not room.count:
-            self.service_rate.idle()
+            self._rate.idle()
             self._clock.set(nobody, now)
             return
         self._tiers.refresh(now)
@@ -127,9 +126,9 @@ class Decider:
             gate = self._admit(now, misfits, actions)
         self._clock.set(gate or nobody, now)
         if gate is None:
-            self.service_rate.idle()
+            self._rate.idle()
         else:
-            self.service_rate.tick(now, books.served, usable)
+            self._rate.tick(now, books.served, books.num_output, usable)
             self.preemption.consider(gate, now, actions)
 
     def _admit(self, now: float, misfits: set[Request], actions: list[Action]) -> Gate | None:

@@ -98,28 +98,36 @@ class Throughput:
 
 
 class ServiceRate:
-    """Service that one busy backend delivers per second while somebody waits, smoothed over about half a minute.
+    """What one busy backend delivers per second while somebody waits, smoothed over about half a minute.
 
     Only spells in which somebody waits all the time count: then backends are as full as the policy lets them be.
 
     Attributes:
-        per_backend_s: None before the first second of such a spell.
+        per_backend_s: service per second, None before the first second of such a spell.
+        tokens_per_backend_s: output tokens, likewise. measured_s: how long such spells have been watched.
     """
 
-    __slots__ = ("_busy", "_since_s", "_total", "per_backend_s")
+    __slots__ = ("_busy", "_produced", "_served", "_since_s", "measured_s", "per_backend_s", "tokens_per_backend_s")
 
     def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what was measured: service is counted in other units from now on."""
         self.per_backend_s: float | None = None
+        self.tokens_per_backend_s: float | None = None
+        self.measured_s = 0.0
         self._since_s: float | None = None
-        self._total = 0.0
+        self._served = 0.0
+        self._produced = 0
         self._busy = 0
 
     def idle(self) -> None:
         """Nobody waits, or nobody can be served: the spell is over."""
         self._since_s = None
 
-    def tick(self, now: float, served_total: float, usable: Sequence[Backend]) -> None:
-        """Somebody waits: look at the running total of service; closes a window of a second or more."""
+    def tick(self, now: float, served_total: float, produced_total: int, usable: Sequence[Backend]) -> None:
+        """Somebody waits: look at the running totals of service and output; closes a window of a second or more."""
         since = self._since_s
         if since is not None:
             elapsed = now - since
@@ -129,16 +137,52 @@ class ServiceRate:
             # Who came or went during the window counts half.
             backend_s = elapsed * (busy + self._busy) / 2.0
             if backend_s > 0.0:
-                seen = (served_total - self._total) / backend_s
-                share = min(1.0, elapsed / 30.0)
-                rate = self.per_backend_s
-                self.per_backend_s = seen if rate is None else rate + share * (seen - rate)
+                self.measured_s += elapsed
+                # A plain mean at first, so that the seconds in which the pool filled do not weigh on for long.
+                share = min(1.0, elapsed / min(30.0, self.measured_s))
+                served = (served_total - self._served) / backend_s
+                produced = (produced_total - self._produced) / backend_s
+                self.per_backend_s = _toward(self.per_backend_s, served, share)
+                self.tokens_per_backend_s = _toward(self.tokens_per_backend_s, produced, share)
         else:
             busy = _num_busy(usable)
         self._since_s = now
-        self._total = served_total
+        self._served = served_total
+        self._produced = produced_total
         self._busy = busy
+
+
+def _toward(known: float | None, seen: float, share: float) -> float:
+    return seen if known is None else known + share * (seen - known)
 
 
 def _num_busy(usable: Sequence[Backend]) -> int:
     return sum(1 for backend in usable if backend.num_running)
+
+
+class PredictionBias:
+    """How long outputs proved to be, by how long they were predicted: about the last hundred finished requests.
+
+    Attributes:
+        ratio: None before ``_MIN_FINISHED`` requests have finished.
+    """
+
+    __slots__ = ("_actual", "_count", "_predicted", "ratio")
+
+    def __init__(self) -> None:
+        self.ratio: float | None = None
+        self._actual = 0.0
+        self._predicted = 0.0
+        self._count = 0
+
+    def finished(self, predicted_tokens: int, output_tokens: int) -> None:
+        """A request has ended by itself, or at its cap."""
+        self._actual = self._actual * _KEPT + output_tokens
+        self._predicted = self._predicted * _KEPT + max(1, predicted_tokens)
+        self._count += 1
+        if self._count >= _MIN_FINISHED:
+            self.ratio = self._actual / self._predicted
+
+
+_MIN_FINISHED = 20
+_KEPT = 0.99

@@ -99,6 +99,8 @@ def _queues(
         for queue in tenant.by_rank:
             if queue.head is not next(iter(queue.requests()), None):
                 yield f"{tenant_id}: head of {queue.name} is not its first request"
+            if queue.queued_tokens != sum(request.weight_tokens for request in queue.requests()):
+                yield f"{tenant_id}: queued tokens of {queue.name} do not add up"
             yield from _lanes(tenant_id, queue, requests)
 
 
@@ -108,6 +110,9 @@ def _lanes(tenant_id: TenantId, queue: TierQueue, requests: Mapping[RequestId, R
     waiting = queue.keys.waiting()
     front = queue.keys.front
     lanes = [*queue.lanes.values(), *([queue.agent_lane] if queue.agent_lane else [])]
+    for lane in lanes:
+        if lane.queued_tokens != sum(request.weight_tokens for request in lane.line.requests()):
+            yield f"{where}: queued tokens of the lane of {lane.key} do not add up"
     if {id(lane) for lane in lanes if lane.line} != {id(lane) for lane in waiting}:
         yield f"{where}: lanes with requests are not those that wait"
     if front is not (min(waiting, key=lambda lane: (lane.counter, lane.since)) if waiting else None):

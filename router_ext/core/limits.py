@@ -1,7 +1,8 @@
 """Who may not wait, or not any longer.
 
 Refused on arrival: what no backend could ever hold, what comes while no backend has been usable for
-``backend_wait_s``, and what finds the tenant's or the pool's queue full. Expired while waiting: what outstays its
+``backend_wait_s``, what finds the tenant's or the pool's queue full, and what would certainly outstay its tier's
+``max_queue_wait_s`` (``core.waits``). Expired while waiting: what outstays its
 tier's ``max_queue_wait_s`` (until something of it has been shown), everybody at the end of ``backend_wait_s`` without a
 backend, everybody who has been parked for that long, and what stopped fitting because of a changed configuration or a
 longer prompt than estimated.
@@ -12,15 +13,12 @@ from __future__ import annotations
 from router_ext.core.actions import Action, Expire, Reject, RejectCode
 from router_ext.core.books import Books
 from router_ext.core.config import PoolConfig
-from router_ext.core.estimates import Throughput
-from router_ext.core.fairness.counters import Counters
 from router_ext.core.fleet import Fleet
-from router_ext.core.ids import TenantId
 from router_ext.core.lifecycle import State, Trigger, advance
 from router_ext.core.request import Request
 from router_ext.core.slicing import room_tokens
-from router_ext.core.tenants import Tenants
 from router_ext.core.tiers import Tiers
+from router_ext.core.waits import CERTAIN, Waits
 
 _FOREVER = float("inf")
 
@@ -29,20 +27,16 @@ class Limits:
     """See the module.
 
     Attributes:
-        throughput: what the pool produces per second, from which all retry hints follow.
+        waits: what comes off the queue per second, from which all retry hints follow.
     """
 
-    __slots__ = ("_books", "_config", "_counters", "_fleet", "_room", "_tenants", "_tiers", "throughput")
+    __slots__ = ("_books", "_config", "_fleet", "_room", "_tiers", "waits")
 
-    def __init__(
-        self, config: PoolConfig, *, books: Books, counters: Counters, tenants: Tenants, tiers: Tiers, fleet: Fleet
-    ) -> None:
-        self.throughput = Throughput()
+    def __init__(self, config: PoolConfig, *, books: Books, tiers: Tiers, fleet: Fleet, waits: Waits) -> None:
+        self.waits = waits
         self._config = config
         self._books = books
         self._room = books.room
-        self._counters = counters
-        self._tenants = tenants
         self._tiers = tiers
         self._fleet = fleet
 
@@ -68,7 +62,7 @@ class Limits:
                 request_id=request.request_id,
                 code=RejectCode.QUEUE_FULL,
                 detail=f"{tenant.num_queued} requests of this tenant are waiting, its limit is {tenant.max_queued}",
-                retry_after_s=self.drain_s(tenant.tenant_id),
+                retry_after_s=self.waits.drain_s(tenant),
             )
         num_waiting = self._room.num_waiting
         if num_waiting >= self._config.max_queued:
@@ -76,9 +70,24 @@ class Limits:
                 request_id=request.request_id,
                 code=RejectCode.QUEUE_FULL,
                 detail=f"{num_waiting} requests are waiting, the pool's limit is {self._config.max_queued}",
-                retry_after_s=self.drain_s(None),
+                retry_after_s=self.waits.drain_s(None),
             )
-        return None
+        return self._in_vain(request, now)
+
+    def _in_vain(self, request: Request, now: float) -> Reject | None:
+        """Refuse a request that would certainly outstay its tier's limit in line."""
+        allowed_s = self._tiers.get(request.queue.name).max_queue_wait_s
+        if allowed_s is None or not self._fleet.usable:
+            return None
+        least_s = self.waits.least_s(request, now)
+        if least_s is None or least_s <= CERTAIN * allowed_s:
+            return None
+        return Reject(
+            request_id=request.request_id,
+            code=RejectCode.DEADLINE_UNREACHABLE,
+            detail=f"it would wait at least {least_s:.0f} s for its turn, the tier allows {allowed_s:g} s",
+            retry_after_s=max(1.0, least_s - allowed_s),
+        )
 
     # --- while waiting ---------------------------------------------------------------------------------------------
 
@@ -157,7 +166,7 @@ class Limits:
         self._books.end(request, state, now)
         if code is RejectCode.QUEUE_TIMEOUT:
             # Only what still waits is ahead of another try.
-            retry_after_s = self.drain_s(request.tenant.tenant_id)
+            retry_after_s = self.waits.drain_s(request.tenant)
         actions.append(Expire(request_id=request.request_id, code=code, detail=detail, retry_after_s=retry_after_s))
 
     def next_due_s(self) -> float:
@@ -177,24 +186,6 @@ class Limits:
         return due
 
     # --- hints -----------------------------------------------------------------------------------------------------
-
-    def drain_s(self, tenant_id: TenantId | None) -> float:
-        """Seconds until what waits now has been produced, at the measured rate; of one tenant at its share of it.
-
-        Unjittered and unbounded; 1 if nothing has been measured yet.
-        """
-        rate = self.throughput.rate
-        if not rate:
-            return 1.0
-        if tenant_id is None:
-            return self._room.queued_tokens / rate
-        tenant = self._tenants.by_id.get(tenant_id)
-        if tenant is None:
-            return 0.0
-        share = 1.0
-        if tenant.is_backlogged and self._counters.waiting_weight > 0.0:
-            share = tenant.weight / self._counters.waiting_weight
-        return tenant.queued_tokens / (rate * share)
 
     def _outage_hint_s(self) -> float:
         return max(1.0, self._config.backend_wait_s / 2.0)

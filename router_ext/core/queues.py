@@ -29,12 +29,16 @@ _IDLE_LANES = 64
 if TYPE_CHECKING:
     from router_ext.core.agents import Habits
 
+_COMPARED_LANES = 64
+"""With more keys only a request's own is looked at to see what is ahead of it."""
+
 
 class TierQueue:
     """Waiting requests of one tenant in one tier.
 
     Attributes:
         head: who goes next, or None. Kept up to date, because decisions read it far more often than it changes.
+        queued_tokens: predicted output of those that wait.
         lanes: by key; those without requests are kept while they are ahead of the others. agent_lane: of agents.
         urgency, indexed, version: notes of the policy's urgency index (``fairness.slo_fair``), which forgets
             entries lazily.
@@ -49,6 +53,7 @@ class TierQueue:
         "keys",
         "lanes",
         "name",
+        "queued_tokens",
         "rank",
         "tenant",
         "ttft_target_s",
@@ -68,6 +73,7 @@ class TierQueue:
         self.urgency = 0
         self.indexed: Request | None = None
         self.version = 0
+        self.queued_tokens = 0
         self._num = 0
         self._keep = _IDLE_LANES
 
@@ -100,6 +106,9 @@ class TierQueue:
         """Queue a request in its lane."""
         lane = request.lane
         lane.line.add(request)
+        tokens = request.weight_tokens
+        lane.queued_tokens += tokens
+        self.queued_tokens += tokens
         self._num += 1
         if not lane.since:
             self.keys.enter(lane)
@@ -116,6 +125,9 @@ class TierQueue:
         """Take a request out, wherever it stands."""
         lane = request.lane
         lane.line.remove(request)
+        tokens = request.weight_tokens
+        lane.queued_tokens -= tokens
+        self.queued_tokens -= tokens
         self._num -= 1
         if not lane.line:
             self.keys.leave(lane)
@@ -137,10 +149,23 @@ class TierQueue:
         self._see_head()
         return True
 
+    def tokens_ahead(self, key: KeyId) -> int:
+        """Predicted output that is sure to go before a plain request of this key. O(keys), for a few of them."""
+        lane = self.lanes.get(key)
+        own = 0 if lane is None else lane.queued_tokens
+        if len(self.lanes) > _COMPARED_LANES:
+            return own
+        return sum(min(own, each.queued_tokens) for each in self._all_lanes())
+
     def level(self) -> None:
         """Make all keys start even: their service was counted in other units."""
-        self.keys.level(self.lanes.values())
+        self.keys.level(self._all_lanes())
         self._see_head()
+
+    def _all_lanes(self) -> Iterator[Lane]:
+        yield from self.lanes.values()
+        if self.agent_lane is not None:
+            yield self.agent_lane
 
     def _see_head(self) -> None:
         front = self.keys.front
@@ -226,6 +251,21 @@ class Tenant:
             self.sort_tiers()
         return queue
 
+    def tokens_ahead(self, request: Request, aging_ratio: float) -> float:
+        """Predicted output of this tenant that is sure to go before a request that has just arrived.
+
+        In its tier that is its own key's, and as much of every other key; of better tiers all, but while its tier is
+        served by age at least the share of the aged.
+        """
+        queue = request.queue
+        own = queue.tokens_ahead(request.key)
+        better = 0
+        for each in self.by_rank:
+            if each.rank >= queue.rank:
+                break
+            better += each.queued_tokens
+        return own + better if not aging_ratio else min(own + better, own / aging_ratio)
+
     def sort_tiers(self) -> None:
         """Bring the queues into rank order, after a tier was added or its rank changed."""
         self.by_rank = sorted(self.queues.values(), key=lambda queue: (queue.rank, queue.name))
@@ -305,12 +345,12 @@ class WaitingRoom:
     def add(self, request: Request, *, at_front: bool = False) -> None:
         """Queue a request under its tenant and tier. ``at_front`` concerns the pool-wide order only."""
         tenant = request.tenant
+        tokens = request.predicted_rest()
+        request.weight_tokens = tokens
         request.queue.add(request)
         self.in_line[request.request_id] = request
         if at_front:
             self.in_line.move_to_end(request.request_id, last=False)
-        tokens = request.predicted_rest()
-        request.weight_tokens = tokens
         tenant.queued_tokens += tokens
         tenant.num_queued += 1
         self.queued_tokens += tokens

@@ -55,6 +55,7 @@ from router_ext.core.request import Request
 from router_ext.core.saved import SETTLE_S, Restored, save
 from router_ext.core.tenants import Tenants
 from router_ext.core.tiers import Tiers
+from router_ext.core.waits import Waits
 
 _REDECIDE_S = 0.01
 """Tokens of the tenant in turn may change whose turn it is; looked at no more often than this, to keep tokens cheap."""
@@ -83,14 +84,15 @@ class Scheduler:
             cost=build_cost(config), room=room, tenants=tenants, tiers=tiers, fleet=fleet, agents=self._agents
         )
         self._requests = books.requests
-        self._limits = Limits(config, books=books, counters=self._counters, tenants=tenants, tiers=tiers, fleet=fleet)
+        self._waits = waits = Waits(books=books, counters=self._counters, fleet=fleet)
+        self._limits = Limits(config, books=books, tiers=tiers, fleet=fleet, waits=waits)
         self._decider = Decider(
             config,
             books=books,
             counters=self._counters,
             fleet=fleet,
             tiers=tiers,
-            throughput=self._limits.throughput,
+            waits=waits,
         )
         self._apply(config)
         self._handlers: dict[type, Callable[[Any, float, list[Action]], None]] = {
@@ -391,7 +393,10 @@ class Scheduler:
 
         Unjittered and unbounded; 1 if nothing has been measured yet.
         """
-        return self._limits.drain_s(tenant)
+        if tenant is None:
+            return self._waits.drain_s(None)
+        known = self._tenants.by_id.get(tenant)
+        return 0.0 if known is None else self._waits.drain_s(known)
 
     def explain(self, request_id: RequestId) -> list[str]:
         """Why a request waited, in sentences; readable for a while after its end. Empty if it is unknown."""
@@ -407,10 +412,10 @@ class Scheduler:
             counters=self._counters,
             num_running=self._books.num_running,
             held_by=self._books.clock.held,
-            output_tokens_per_s=self._limits.throughput.rate,
+            output_tokens_per_s=self._waits.throughput.rate,
             drain_s=self.drain_estimate(),
             terms=terms(self._config),
-            service_per_gpu_s=self._decider.service_rate.per_backend_s,
+            service_per_gpu_s=self._waits.rate.per_backend_s,
             preempted=self._decider.preemption.preempted,
             waste=self._books.waste,
         )

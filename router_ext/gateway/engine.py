@@ -38,7 +38,7 @@ from router_ext.core.ids import BackendId, RequestId
 from router_ext.core.scheduler import Scheduler
 from router_ext.core.slicing import room_tokens
 from router_ext.core.snapshot import PoolStats
-from router_ext.errors import FairlaneError, NoBackend, QueueRefused, RequestRefused, UpstreamFailed
+from router_ext.errors import FairlaneError, LimitExceeded, NoBackend, QueueRefused, RequestRefused, UpstreamFailed
 from router_ext.gateway.books import Books
 from router_ext.gateway.call import Call
 from router_ext.gateway.configure import pool_config
@@ -378,6 +378,8 @@ class PoolEngine:
                 return RequestRefused(action.detail, code=action.code)
             case RejectCode.NO_BACKEND:
                 return NoBackend(action.detail, retry_after_s=hint)
+            case RejectCode.RATE_LIMITED:
+                return LimitExceeded(action.detail, code=action.code, retry_after_s=hint)
             case _:
                 return QueueRefused(action.detail, code=action.code, retry_after_s=hint)
 

@@ -82,6 +82,7 @@ class Peer:
     ) -> None:
         self.data = b""
         self.status = 0
+        self.headers: dict[str, str] = {}
         self.is_closed = False
         self.response_started = self.response_complete = self.disconnected = False
         self.keep_alive = True
@@ -97,6 +98,7 @@ class Peer:
 
         async def send(message: Any) -> None:
             self.status = message.get("status", self.status)
+            self.headers.update({name.decode(): value.decode("latin-1") for name, value in message.get("headers", ())})
             self.data += message.get("body", b"")
 
         scope = {

@@ -25,7 +25,8 @@ class TierForm(VersionedForm):
     max_queue_wait_s = forms.FloatField(
         label="Longest wait in the queue, s",
         required=False,
-        help_text="A request that waited longer is refused with 429; above 0, at most 86,400. Empty for no limit.",
+        help_text="A request that waited longer, or is certain to, is refused with 429; above 0, at most 86,400. "
+        "Empty for no limit.",
         widget=forms.NumberInput(attrs={"step": "any"}),
     )
 

@@ -4,7 +4,8 @@ A policy says whose turn it is; where there is room is not its concern. The sche
 counters; a policy only keeps indexes over them, so replacing the policy loses nothing.
 
     scheduler                              policy
-    request arrives                   -->  refusal(request)       may turn it away
+    request arrives                   -->  refusal(request)       may turn it away; ahead(request) may say how
+                                                                  much goes before it
     request will wait                 -->  arrived(request)       once, before it enters the line
     request enters, leaves the line   -->  queued, unqueued       only if it ``is_watching``
     tenant's queue became non-empty   -->  backlogged(tenant)     lift
@@ -125,6 +126,11 @@ class FairnessPolicy:
 
     def refusal(self, request: Request, now: float) -> Reject | None:
         """Why a request that has just arrived may not even wait."""
+        return None
+
+    def ahead(self, request: Request, now: float) -> tuple[float, float] | None:
+        """Of a request that has just arrived: predicted tokens that are sure to go before it, and the largest share of
+        the pool's rate at which they can. None if the policy cannot tell."""
         return None
 
     def arrived(self, request: Request, now: float) -> None:

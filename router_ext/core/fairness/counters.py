@@ -143,6 +143,11 @@ class Counters:
         self._lead = 0.0
         self._is_settling = False
 
+    def share(self, tenant: Tenant) -> float:
+        """The tenant's part of the service while it waits beside those who wait now."""
+        waiting = self.waiting_weight if tenant.since else self.waiting_weight + tenant.weight
+        return tenant.weight / waiting if waiting > 0.0 else 1.0
+
     def reweigh(self, tenant: Tenant, weight: float) -> None:
         """Apply a changed weight to future charges; service received stays as it was counted."""
         if tenant.since:

@@ -96,6 +96,10 @@ class Equinox(Keyed):
 
     # --- the order -------------------------------------------------------------------------------------------------
 
+    def ahead(self, request: Request, now: float) -> tuple[float, float] | None:
+        """Shares follow two counters; nothing is certain."""
+        return None
+
     def key(self, tenant: Tenant) -> float:
         """``H``."""
         account: _Account = tenant.account

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from router_ext.core.fairness.base import Candidates, FairnessPolicy, Standing, Surroundings
+from router_ext.core.request import Request
 
 
 class Fifo(FairnessPolicy):
@@ -24,6 +25,10 @@ class Fifo(FairnessPolicy):
     def __init__(self, around: Surroundings) -> None:
         super().__init__(around)
         self._room = around.room
+
+    def ahead(self, request: Request, now: float) -> tuple[float, float]:
+        """Everybody who stands in line."""
+        return self._room.queued_tokens, 1.0
 
     def candidates(self, now: float) -> Candidates:
         """The one head."""

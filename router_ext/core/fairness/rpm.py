@@ -1,7 +1,7 @@
 """``rpm``: a limit of requests per minute and tenant, first come, first served within it.
 
 Rule: a tenant may send ``rpm_limit * weight`` requests (at least one) in any 60 seconds. A request beyond that is
-refused with ``rate_limited``, and is told when the oldest of those that count leaves the window; only accepted requests
+refused (429), and is told when the oldest of those that count leaves the window; only accepted requests
 count. What is accepted waits in one queue and is treated as under ``fifo``.
 
 Guarantee: a refused request that comes again after ``retry_after_s`` is accepted, unless its tenant has used the room

@@ -82,6 +82,7 @@ class SloFair(FairnessPolicy):
         self.charge = self._charge
         self._first_token_s = around.first_token_s
         self._aging_s = config.aging_s
+        self._aging_ratio = config.aging_ratio
         self._on_time: list[_Entry] = []
         self._late: list[_Entry] = []
         self._parked: list[_Entry] = []
@@ -170,6 +171,17 @@ class SloFair(FairnessPolicy):
         if len(heap) > 2 * self._num_live + 64:
             heap[:] = [entry for entry in heap if entry[3].version == entry[2]]
             heapq.heapify(heap)
+
+    def ahead(self, request: Request, now: float) -> tuple[float, float] | None:
+        """What its tenant has in line before it, at the tenant's share; at the whole rate where urgency lets it pass,
+        and nothing can be said of an agent's calls, which go by the agent's tag."""
+        if request.agent_id is not None:
+            return None
+        tenant = request.tenant
+        floor = self._counters.floor()
+        may_pass = floor is None or tenant.counter - floor <= tenant.urgency_pass
+        share = 1.0 if request.deadline_s is not None and may_pass else self._counters.share(tenant)
+        return tenant.tokens_ahead(request, self._aging_ratio), share
 
     # --- the decision ----------------------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from typing import ClassVar
 
 from router_ext.core.fairness.base import Candidates, FairnessPolicy, Standing, Surroundings
 from router_ext.core.queues import Tenant
+from router_ext.core.request import Request
 from router_ext.core.siblings import MinIndex
 
 _HEAD = Standing.HEAD
@@ -39,7 +40,13 @@ class Vtc(FairnessPolicy):
     def __init__(self, around: Surroundings) -> None:
         super().__init__(around)
         self._aging_s = around.config.aging_s
+        self._aging_ratio = around.config.aging_ratio
         self._keys: MinIndex[Tenant] = around.counters.index
+
+    def ahead(self, request: Request, now: float) -> tuple[float, float] | None:
+        """What its tenant has in line before it, at the tenant's share."""
+        tenant = request.tenant
+        return tenant.tokens_ahead(request, self._aging_ratio), self._counters.share(tenant)
 
     def candidates(self, now: float) -> Candidates:
         """The head in turn, and nobody else."""
