@@ -309,7 +309,8 @@ class Run:
         agent = job.agent
         if agent is not None:
             agent.num_open -= 1
-            if not agent.num_open:
+            agent.is_broken |= job.is_refused
+            if not agent.num_open and not agent.is_broken:
                 if agent.reduce is None:
                     agent.finish_s = now
                 else:

@@ -74,14 +74,15 @@ class Job:
 
 
 class Agent:
-    """A task of several calls, over when the last one is back.
+    """A task of several calls, over when the last one is back; never, if one of them was refused.
 
     Attributes:
         calls: those made at once. reduce: one that is made when all of these are back, or None.
         cost: KV token-time it declares on arrival, None before. num_open: calls that are not back.
+        is_broken: one of them was refused.
     """
 
-    __slots__ = ("arrival_s", "calls", "cost", "finish_s", "name", "num_open", "reduce")
+    __slots__ = ("arrival_s", "calls", "cost", "finish_s", "is_broken", "name", "num_open", "reduce")
 
     def __init__(self, name: str, *, arrival_s: float) -> None:
         self.name = name
@@ -90,4 +91,5 @@ class Agent:
         self.reduce: Job | None = None
         self.cost: float | None = None
         self.num_open = 0
+        self.is_broken = False
         self.finish_s: float | None = None

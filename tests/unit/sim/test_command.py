@@ -14,7 +14,7 @@ from router_ext.core.config import policy_names
 from router_ext.sim.capacity import capacity
 from router_ext.sim.recording import Recording
 from router_ext.sim.runs import Task
-from router_ext.sim.suites import SuiteChoice
+from router_ext.sim.suites import SuiteChoice, suite_names
 from tests.unit.sim.test_metrics import recording, tenant
 
 METRICS = {
@@ -125,6 +125,12 @@ def test_refusals_name_what_is_wrong(
     else:
         assert main(["simulate", *words]) == status
     assert message in capsys.readouterr().err
+
+
+def test_the_page_names_every_suite_and_every_number() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "simulator.md").read_text()
+    absent = [name for name in (*suite_names(), *METRICS, *TENANT) if f"`{name}" not in page]
+    assert absent == ["window_difference_max"]  # written as a suffix
 
 
 def test_capacity_is_the_last_rate_before_the_first_that_misses() -> None:
