@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 
 from router_ext.backends.fake import Script
 from router_ext.backends.tgi import TgiBackend
-from router_ext.core.actions import Action, Preempt
-from router_ext.core.events import Event
+from router_ext.core.actions import Action, Dispatch, Preempt
+from router_ext.core.events import Event, Finished, Preempted, Progressed, SliceEnded
 from router_ext.core.lifecycle import State
 from router_ext.core.preemption import lost_tokens
 from router_ext.core.request import Request
@@ -29,10 +29,12 @@ class ForcedCuts:
 
     Attributes:
         cut: (request, output tokens) of every preemption, in order.
+        handled: (instant, event, actions) of everything the scheduler was told.
     """
 
     def __init__(self, engine: PoolEngine, choose: Callable[[Request], bool]) -> None:
         self.cut: list[tuple[str, int]] = []
+        self.handled: list[tuple[float, Event, list[Action]]] = []
         self._engine = engine
         self._choose = choose
         self._handle = engine.scheduler.handle
@@ -51,7 +53,25 @@ class ForcedCuts:
                 request.backend.expect_release(request, now + request.backend.cut_lag_s())
                 self.cut.append((request.request_id, request.output_tokens))
                 actions.append(Preempt(request_id=request.request_id, backend=request.backend.backend_id))
+        self.handled.append((now, event, actions))
         return actions
+
+    def held_s(self) -> list[tuple[float, float]]:
+        """Least and most seconds for which each slice can have been open, by what the scheduler was told and when.
+
+        From its dispatch to the report of its end at most; from its first tokens to the wish to cut it, or to its last
+        tokens, at least.
+        """
+        spans: list[tuple[float, float]] = []
+        opened = first = last = 0.0
+        for now, event, actions in self.handled:
+            if isinstance(event, Progressed):
+                first, last = first or now, now
+            elif isinstance(event, SliceEnded | Preempted | Finished):
+                spans.append((last - first, now - opened))
+            if any(isinstance(action, Dispatch) for action in actions):
+                opened, first = now, 0.0
+        return spans
 
 
 class ModelWorld(World):

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 from support.preempting import ForcedCuts, ModelWorld
 from support.scripted import Peer, World, running, until
 
@@ -181,7 +182,8 @@ async def test_a_seam_that_is_wrong_is_noticed(
     world: ModelWorld, monkeypatch: pytest.MonkeyPatch, place: str, mutant: type
 ) -> None:
     monkeypatch.setattr(f"router_ext.gateway.app.{place}", mutant)
-    with pytest.raises(AssertionError):
+    # A defect may also leave its client without an answer. Nobody reads what is logged of it.
+    with capture_logs(), pytest.raises((AssertionError, TimeoutError)):
         await check_law(world, 0, stories=1)
 
 
@@ -195,10 +197,18 @@ async def test_the_books_tell_a_preemption_from_a_continuation(world: ModelWorld
     engine = engine_of(world)
     (kind,) = requests(1, 40)
     prompt = len(world.tokenizer.encode(kind[1]["inputs"]).ids)
-    cuts = ForcedCuts(engine, at_tokens(5, 25))
-    started = engine.loop.time()
+    is_due = at_tokens(5, 25)
+
+    def choose(request: Request) -> bool:
+        """Nobody may go on for a while after a cut, so that waiting would be seen in the books."""
+        if not is_due(request):
+            return False
+        engine.loop.call_soon(engine.post, BackendChanged(backend=BackendId("bke_one"), is_up=False))
+        engine.loop.call_later(0.1, engine.post, BackendChanged(backend=BackendId("bke_one"), is_up=True))
+        return True
+
+    cuts = ForcedCuts(engine, choose)
     await play(world, [kind])
-    lasted = engine.loop.time() - started
     (event,) = usage(world).values()
     assert [tokens for _, tokens in cuts.cut] == [5, 25]
     asked = [json.loads(body) for path, body in world.client.requests if path == "/generate_stream"]
@@ -210,9 +220,11 @@ async def test_the_books_tell_a_preemption_from_a_continuation(world: ModelWorld
     assert event["resumed_prefill_tokens"] == inputs[2]
     assert event["prompt_tokens"] == prompt
     assert event["explanation"].count("told to stop once for others (a test's wish)") == 2
-    # A reservation is a slice and its prompt, held from its dispatch to its end.
-    most = max(size + body["parameters"]["max_new_tokens"] for size, body in zip(inputs, asked, strict=True))
-    assert 0 < event["kv_token_seconds"] <= most * lasted
+    # A reservation is a slice and its prompt, held while the slice is open and not while the request waits to go on.
+    sizes = [size + body["parameters"]["max_new_tokens"] - 1 for size, body in zip(inputs, asked, strict=True)]
+    spans = cuts.held_s()
+    least, most = (sum(size * span[i] for size, span in zip(sizes, spans, strict=True)) for i in (0, 1))
+    assert 0 < least - 1e-3 < event["kv_token_seconds"] < most + 1e-3
     nothing_is_left(world)
 
 
