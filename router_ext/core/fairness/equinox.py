@@ -8,8 +8,8 @@ Rule: what runs is charged from predictions when it starts, and settled with mea
 
 ``p``: unpaid prompt tokens; ``d``: output tokens, predicted within the slice; ``w``: ``equinox_w_output``.
 ``slowdown``: (waiting + service) / service, so that a tenant that had to wait for its answers is charged less and comes
-sooner. ``speed``: tokens per second of this request, against that of the last ones; ``utilisation``: share of the
-pool's KV in use. The exchange rate is the pool's total ``U`` over its total ``R``, so both counters weigh alike
+sooner. ``speed``: tokens per second of this request, against that of the last ones; ``utilisation``: share of its
+backend's KV in use. The exchange rate is the pool's total ``U`` over its total ``R``, so both counters weigh alike
 whatever their units. The head of the backlogged tenant with the smallest ``H`` goes next; if it does not fit, nobody
 goes. A tenant that becomes backlogged is lifted in both counters to the one in turn.
 
@@ -37,6 +37,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from router_ext.core.admission import Backend
 from router_ext.core.fairness.base import Surroundings
 from router_ext.core.fairness.vtc import Keyed
 from router_ext.core.queues import Tenant
@@ -84,7 +85,6 @@ class Equinox(Keyed):
         super().__init__(around)
         config = around.config
         self.charge = self._charge
-        self._around = around
         self._alpha = config.equinox_alpha
         self._delta = config.equinox_delta
         self._w_output = config.equinox_w_output
@@ -137,8 +137,9 @@ class Equinox(Keyed):
         self._runs[request] = run
         until = min(request.predicted_output_tokens, request.output_tokens + request.slice_tokens)
         run.tokens = max(0, until - request.paid_out)
-        run.used = 1.0 - self._around.free_ratio()
-        service_s = self._around.first_token_s(request.input_tokens) + run.tokens * self._around.step_s()
+        assert request.backend is not None
+        run.used = _used(request.backend)
+        service_s = request.release_at_s - now
         run.discount = self._discount(now - request.arrival_s, service_s)
         self._settle(request, run, run.tokens, service_s, run.used)
 
@@ -152,13 +153,9 @@ class Equinox(Keyed):
         service_s = now - request.dispatched_s
         speed = (run.prompt + request.slice_output) / service_s if service_s > 0.0 else 0.0
         run.discount = self._discount(request.dispatched_s - request.arrival_s, service_s)
-        self._settle(
-            request,
-            run,
-            max(0, request.paid_out - run.paid_out),
-            service_s,
-            (run.used + 1.0 - self._around.free_ratio()) / 2.0,
-        )
+        assert request.last_backend is not None
+        used = (run.used + _used(request.last_backend)) / 2.0
+        self._settle(request, run, max(0, request.paid_out - run.paid_out), service_s, used)
         if speed > 0.0:
             usual = self._usual_speed
             self._usual_speed = _USUAL_KEEP * usual + (1.0 - _USUAL_KEEP) * speed if usual else speed
@@ -206,3 +203,9 @@ class Equinox(Keyed):
         if abs(beta - self._beta) > _DRIFT * self._beta:
             self._beta = beta
             self._keys.rebuild()
+
+
+def _used(backend: Backend) -> float:
+    """Share of a backend's KV that somebody holds."""
+    ledger = backend.ledger
+    return ledger.reserved_blocks / ledger.usable_blocks if ledger.usable_blocks > 0 else 1.0
