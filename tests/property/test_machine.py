@@ -30,6 +30,7 @@ from router_ext.core.events import (
     SliceEnded,
     TimerFired,
 )
+from router_ext.core.fairness import POLICIES
 from router_ext.core.ids import BackendId, KeyId, RequestId, TenantId, TierName
 from router_ext.core.scheduler import Scheduler
 
@@ -46,7 +47,8 @@ def configurations(draw: st.DrawFn) -> PoolConfig:
     return build_pool(
         pool={
             "name": "p",
-            "policy": draw(st.sampled_from(["fifo", "slo-fair", "slo-fair", "vtc", "justitia"])),
+            "policy": draw(st.sampled_from(["slo-fair", "slo-fair", *POLICIES])),
+            "rpm_limit": draw(st.sampled_from([2, 60])),
             "gamma": draw(st.sampled_from([0.0, 0.5])),
             "max_queued": draw(st.sampled_from([6, 1_000])),
             "backend_wait_s": 5.0,
