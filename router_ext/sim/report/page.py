@@ -148,23 +148,23 @@ def _metric_row(study: Study, name: str, measure: Measure) -> dict[str, Any]:
 
 
 def _row(
-    label: str, measure: Measure, readings: Sequence[Reading], small: Mapping[str, str] | None = None
+    label: str, measure: Measure, readings: Sequence[Reading], small: Mapping[str, Sequence[str]] | None = None
 ) -> dict[str, Any]:
     best, worst = measure.extremes({row.policy: row.mean for row in readings})
     cells = []
     for row in readings:
         rank = "best" if row.policy in best else "worst" if row.policy in worst else ""
         low, high = measure.text(row.low), measure.text(row.high)
-        spread = f"{low} to {high}" if low != high else ""
-        text = spread if small is None else small[row.policy]
-        cells.append({"policy": row.policy, "text": measure.text(row.mean), "small": text, "rank": rank})
+        spread = [f"{low} to {high}"] if low != high else []
+        below = spread if small is None else small[row.policy]
+        cells.append({"policy": row.policy, "text": measure.text(row.mean), "small": below, "rank": rank})
     return {"label": label, "meaning": measure.meaning, "cells": cells}
 
 
 def _tenant_rows(study: Study, member: Member) -> Iterator[dict[str, Any]]:
     means = {policy: study.tenants[policy][member.name] for policy in study.policies}
     small = {
-        policy: ", ".join(f"{level} {TTFT.text(tenant['ttft_s'][level])}" for level in _LEVELS[:2])
+        policy: [f"{level} {TTFT.text(tenant['ttft_s'][level])}" for level in _LEVELS[:2]]
         for policy, tenant in means.items()
     }
     yield _row(f"{member.name}: TTFT p99", TTFT, tenant_readings(study, member, "ttft_s", "p99"), small)
