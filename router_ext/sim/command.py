@@ -17,14 +17,15 @@ from router_ext.core.config import policy_names
 from router_ext.core.fairness import TEST_POLICIES
 from router_ext.errors import SettingsError
 from router_ext.sim.capacity import capacity
+from router_ext.sim.loads import over_load
 from router_ext.sim.models import MODELS
 from router_ext.sim.prediction import Predictor
 from router_ext.sim.raw import RAW
 from router_ext.sim.recording import Recording
 from router_ext.sim.results import Outcomes, result
 from router_ext.sim.runs import ALONE_POLICY, Task, default_jobs, perform_all
-from router_ext.sim.suites import TRACE, Suite, SuiteChoice, rated_suites, suite_names
-from router_ext.sim.tables import print_tables
+from router_ext.sim.suites import RATED, TRACE, Suite, SuiteChoice, suite_names
+from router_ext.sim.tables import print_load, print_tables
 
 _DEFAULT_SEEDS = 3
 
@@ -65,9 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--rate",
+        action="extend",
+        nargs="+",
         type=_rate,
         metavar="R",
-        help=f"requests or agents per second ({', '.join(rated_suites())}); `tiers` looks for its capacity without it",
+        help=f"requests or agents per second ({', '.join(RATED)}), several for a curve over the load; `tiers` "
+        "looks for its capacity without it",
     )
     parser.add_argument("--backends", type=_positive, metavar="N", help="servers (default: the suite's)")
     parser.add_argument("--model", choices=list(MODELS), help="of the servers (default: the suite's)")
@@ -93,17 +97,19 @@ def _suites_text() -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Run every policy and seed asked for and print the result."""
-    choice = SuiteChoice(
-        name=args.suite,
-        file=args.file,
-        rate=args.rate,
-        num_backends=args.backends,
-        model=args.model,
-        is_chunked=not args.no_chunking,
-    )
-    suite = choice.build()
-    policies = list(dict.fromkeys(args.policy or [*policy_names(), *([RAW] if suite.has_raw else [])]))
-    seeds = args.seed or list(range(1, (args.seeds or (1 if args.suite == TRACE else _DEFAULT_SEEDS)) + 1))
+    rates: list[float | None] = sorted(set(args.rate)) if args.rate else [None]
+    choices = [
+        SuiteChoice(
+            name=args.suite,
+            file=args.file,
+            rate=rate,
+            num_backends=args.backends,
+            model=args.model,
+            is_chunked=not args.no_chunking,
+        )
+        for rate in rates
+    ]
+    choices[0].build()
     if args.report is not None:
         _make_directory(args.report)
     progress = Progress(
@@ -115,26 +121,57 @@ def run(args: argparse.Namespace) -> int:
         transient=True,
     )
     with progress:
-        outcomes = _outcomes(args, choice, suite, policies, seeds, progress)
+        results = [_result(args, choice, progress, is_alone=len(choices) == 1) for choice in choices]
+    if len(choices) > 1:
+        _show_load(args, over_load([rate for rate in rates if rate is not None], results))
+    elif args.json:
+        _print_json(results[0])
+    else:
+        print_tables(results[0])
+    return 0
+
+
+def _show_load(args: argparse.Namespace, printed: dict[str, Any]) -> None:
+    """Print and draw how every policy bears the load."""
+    from router_ext.sim import report
+
+    rated = RATED[args.suite]
+    if args.report is not None:
+        report.write_load(args.report, printed, rated.judged_by, rated.unit)
+    if args.json:
+        _print_json(printed)
+    else:
+        measure = report.MEASURES[rated.judged_by]
+        print_load(printed, rated.judged_by, f"{measure.label}, by {rated.unit}", measure.text)
+
+
+def _print_json(printed: dict[str, Any]) -> None:
+    json.dump(printed, sys.stdout)
+    sys.stdout.write("\n")
+
+
+def _result(args: argparse.Namespace, choice: SuiteChoice, progress: Progress, *, is_alone: bool) -> dict[str, Any]:
+    """Run one suite at one load, and write its report: into a directory by its rate if there are others."""
+    suite = choice.build()
+    policies = list(dict.fromkeys(args.policy or [*policy_names(), *([RAW] if suite.has_raw else [])]))
+    seeds = args.seed or list(range(1, (args.seeds or (1 if args.suite == TRACE else _DEFAULT_SEEDS)) + 1))
+    outcomes = _outcomes(args, choice, suite, policies, seeds, progress)
     printed = result(outcomes)
     if args.report is not None:
         # Templates and pictures are read by nobody else.
         from router_ext.sim import report
 
+        directory = args.report if is_alone else args.report / f"{choice.rate:g}"
         study = report.Study(
             suite=suite,
             recordings=outcomes.by_policy,
             result=printed,
             settings=_settings(args),
-            command=_again(args, policies, seeds),
+            command=_again(args, choice, policies, seeds, directory),
         )
-        Console(stderr=True).print(f"report: {report.write(args.report, study)}", highlight=False, soft_wrap=True)
-    if args.json:
-        json.dump(printed, sys.stdout)
-        sys.stdout.write("\n")
-    else:
-        print_tables(printed)
-    return 0
+        path = report.write(directory, study)
+        progress.console.print(f"report: {path}", highlight=False, soft_wrap=True)
+    return printed
 
 
 def _outcomes(
@@ -167,7 +204,7 @@ def _outcomes(
     recordings = perform(tasks, f"{suite.name}: {', '.join(policies)}")
     each = [recordings[start : start + len(seeds)] for start in range(0, len(recordings), len(seeds))]
     capacities: dict[str, float] = {}
-    if suite.has_capacity and args.rate is None:
+    if suite.has_capacity and choice.rate is None:
         for policy in policies:
             task = Task(policy=policy, seed=seeds[0], **options)
             capacities[policy] = capacity(task, perform=perform)
@@ -200,18 +237,20 @@ def _settings(args: argparse.Namespace) -> dict[str, str]:
     return {"predicted lengths": predictors[Predictor(args.predictor)], "slices": slices}
 
 
-def _again(args: argparse.Namespace, policies: Sequence[str], seeds: Sequence[int]) -> str:
+def _again(
+    args: argparse.Namespace, choice: SuiteChoice, policies: Sequence[str], seeds: Sequence[int], directory: Path
+) -> str:
     """The command that gives the same report."""
     words = [args.suite, *([str(args.file)] if args.file else []), "--policy", *policies, "--seed", *map(str, seeds)]
     if args.predictor != Predictor.NOISY:
         words += ["--predictor", args.predictor]
-    for option in ("rate", "backends", "model"):
-        if (value := getattr(args, option)) is not None:
+    for option, value in (("rate", choice.rate), ("backends", choice.num_backends), ("model", choice.model)):
+        if value is not None:
             words += [f"--{option}", str(value)]
     for option in ("no_chunking", "slice_oracle"):
         if getattr(args, option):
             words.append(f"--{option.replace('_', '-')}")
-    return shlex.join(["fairlane", "simulate", *words, "--report", str(args.report)])
+    return shlex.join(["fairlane", "simulate", *words, "--report", str(directory)])
 
 
 def _positive(text: str) -> int:

@@ -291,19 +291,21 @@ def _agents_reduce(rate: float) -> Suite:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rated:
-    """A suite whose rate may be chosen, in requests per second (agents per second)."""
+class RatedSuite:
+    """A suite whose rate may be chosen. ``judged_by``: the metric that says how a policy bears the load."""
 
     build: Callable[[float], Suite]
     default_rate: float
+    unit: str
+    judged_by: str
 
 
 _FIXED: Mapping[str, Suite] = {suite.name: suite for suite in [*_vtc(), *_own()]}
 
-_RATED: Mapping[str, _Rated] = {
-    "tiers": _Rated(_tiers, 0.5),
-    "agents": _Rated(_agents_parallel, 0.5),
-    "agents-reduce": _Rated(_agents_reduce, 0.5),
+RATED: Mapping[str, RatedSuite] = {
+    "tiers": RatedSuite(_tiers, 0.5, "req/s", "violations_ratio"),
+    "agents": RatedSuite(_agents_parallel, 0.5, "agents/s", "completion_mean_s"),
+    "agents-reduce": RatedSuite(_agents_reduce, 0.5, "agents/s", "completion_mean_s"),
 }
 
 TRACE = "trace"
@@ -312,12 +314,7 @@ TRACE_MAX_NEW_TOKENS = 4_096
 
 def suite_names() -> tuple[str, ...]:
     """All suites by name; ``trace`` needs a file."""
-    return (*_FIXED, *_RATED, TRACE)
-
-
-def rated_suites() -> tuple[str, ...]:
-    """Those whose rate may be chosen."""
-    return tuple(_RATED)
+    return (*_FIXED, *RATED, TRACE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,9 +342,9 @@ class SuiteChoice:
             raise SimulationError(
                 f"suite {TRACE} needs a file" if self.name == TRACE else f"suite {self.name} takes no file"
             )
-        rated = _RATED.get(self.name)
+        rated = RATED.get(self.name)
         if self.rate is not None and rated is None:
-            raise SimulationError(f"suite {self.name} has no rate to choose (those that have: {', '.join(_RATED)})")
+            raise SimulationError(f"suite {self.name} has no rate to choose (those that have: {', '.join(RATED)})")
         if self.file is not None:
             suite = _trace(self.file)
         elif rated is not None:

@@ -9,6 +9,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from router_ext.sim.loads import values_by_policy
+
 _Entry: TypeAlias = Mapping[str, Any]
 _Column: TypeAlias = tuple[str, Callable[[_Entry], float | None], str]
 """Title, value, format."""
@@ -92,6 +94,19 @@ def print_tables(result: Mapping[str, Any]) -> None:
     )
     for entry in entries:
         _add_tenants(table, entry, shown)
+    console.print(table)
+
+
+def print_load(result: Mapping[str, Any], metric: str, title: str, text: Callable[[float | None], str]) -> None:
+    """One metric by policy and rate."""
+    console = Console()
+    seeds = ", ".join(map(str, result["seeds"]))
+    console.print(f"[bold]{result['suite']}[/bold], mean of seeds {seeds}", highlight=False)
+    table = _table(title, ("policy",), ())
+    for load in result["rates"]:
+        table.add_column(f"{load['rate']:g}", justify="right")
+    for policy, values in values_by_policy(result, metric).items():
+        table.add_row(policy, *map(text, values))
     console.print(table)
 
 

@@ -10,23 +10,43 @@ picture, and in a table below it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+from router_ext.sim.loads import values_by_policy
+from router_ext.sim.report.curves import over_load
 from router_ext.sim.report.fairness import counters, lead, service
 from router_ext.sim.report.figures import Figure, picture
+from router_ext.sim.report.glossary import MEASURES
 from router_ext.sim.report.latency import ttft
 from router_ext.sim.report.load import kv, queues, running
 from router_ext.sim.report.page import page
 from router_ext.sim.report.strips import overview
 from router_ext.sim.report.study import Study
 
-__all__ = ["Study", "write"]
+__all__ = ["MEASURES", "Study", "write", "write_load"]
 
 _FIGURES: tuple[Callable[[Study], Figure], ...] = (overview, service, lead, counters, ttft, queues, kv, running)
 
 _MOST_BYTES = 60_000
 """Of one picture: a repository that embeds a dozen of them stays small."""
+
+
+def write_load(directory: Path, result: Mapping[str, Any], metric: str, unit: str) -> Path:
+    """Write ``load.svg``: a metric of every policy over the load.
+
+    Args:
+        result: as of ``sim.loads.over_load``. unit: of its rates.
+
+    Raises:
+        OSError: the directory cannot be written.
+    """
+    path = directory / "load.svg"
+    rates = [load["rate"] for load in result["rates"]]
+    figure = over_load(MEASURES[metric], unit, rates, values_by_policy(result, metric))
+    path.write_text(picture(figure, max_bytes=_MOST_BYTES), encoding="utf-8")
+    return path
 
 
 def write(directory: Path, study: Study) -> Path:

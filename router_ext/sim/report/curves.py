@@ -27,7 +27,7 @@ def over_load(
     y = _scale(known, measure)
     return Figure(
         name="load",
-        title=f"{measure.label[0].upper()}{measure.label[1:]} over the load",
+        title="Over the load",
         axis=measure.label,
         caption=f"{measure.meaning} Means over the seeds; the other policies in grey.",
         drawings=[_panel(policy, measure, rates, values, x, y) for policy in values],
@@ -65,7 +65,7 @@ def _panel(
         about=", ".join(f"at {rate:g}: {measure.text(value)}" for rate, value in own),
         x=x,
         y=y,
-        lines=[*others, Line(points=own, style="s0", name=policy, label=policy)],
+        lines=[*others, Line(points=own, style="s0", name=policy, label=measure.text(own[-1][1]))],
         marks=[
             Mark(x=rate, y=value, style="s0", text=f"{rate:g}: {measure.text(value)}")
             for rate, value in own

@@ -19,7 +19,7 @@ def test_every_policy_stands_before_all_others() -> None:
     assert list(panels) == list(VALUES)
     own, others = panels["vtc"].lines[-1], panels["vtc"].lines[:-1]
     assert own.points == [(0.2, 1.0), (0.4, 10.0), (0.6, 100.0)]
-    assert own.label == "vtc"
+    assert (own.name, own.label) == ("vtc", "100 s")
     assert [line.name for line in others] == ["justitia", "slo-fair"]
     assert [mark.text for mark in panels["justitia"].marks] == ["0.2: 500 ms", "0.4: 2 s", "0.6: 4 s"]
     assert panels["slo-fair"].empty == "no value"
