@@ -1,8 +1,8 @@
 """What is due to every tenant: the service that was delivered, dealt out by weight among those who want it.
 
-The yardstick of the pictures. In every second the service delivered in it, to whomever, is dealt to the tenants whose
-requests have arrived and, in this account, are not yet paid for: in proportion to weight, and to none more than it
-wants. Nobody is owed anything for seconds in which it wanted nothing.
+The yardstick of the pictures. From one sample to the next, the service delivered meanwhile, to whomever, is dealt to
+the tenants whose requests have arrived and, in this account, are not yet paid for: in proportion to weight, and to none
+more than it wants. Nobody is owed anything for time in which it wanted nothing.
 
 Cost: O(samples x tenants who want something x log).
 Source: generalized processor sharing (Parekh and Gallager, 1993), at the pace of the run.

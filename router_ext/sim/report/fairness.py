@@ -88,9 +88,9 @@ def lead(study: Study) -> Figure:
         name="lead",
         title="Ahead of what is due",
         axis="(delivered service - service due) per weight, service units",
-        caption=f"{study.sampling}. Due: the service delivered by the same policy in the same second, dealt out "
-        "by weight among those who want it. Below 0 a tenant is still owed something, if only what its running "
-        "requests are about to bring. A curve is thick while its tenant waits; an arrow says that it leaves the plot.",
+        caption=f"{study.sampling}. Due: what the same policy delivered meanwhile, dealt out by weight among those who "
+        "want it. Below 0 a tenant is still owed something, if only what its running requests are about to bring. A "
+        "curve is thick while its tenant waits; an arrow says that it leaves the plot.",
         drawings=[_lead_panel(study, run, leads[policy], y) for policy, run in runs.items()],
         table=at_instants(study, lambda run, member, index: leads[run.policy][member.index][index]),
     )

@@ -155,9 +155,9 @@ MEASURES: Mapping[str, Measure] = {
 WORDS: Mapping[str, str] = {
     "service": "What a tenant has received: price of a prompt token x prompt tokens + price of an output token x "
     "output tokens. The prompt counts when the first token is seen, every output token once.",
-    "due": "What a tenant would have if the service delivered in every second, to whomever, had been dealt out by "
-    "weight among those who wanted it then: nobody gets more than its requests ask for, nobody is owed anything for "
-    "time in which it asked for nothing.",
+    "due": "What a tenant would have if all service, at the pace at which it was delivered, had been dealt out by "
+    "weight among those who wanted it at the time: nobody gets more than its requests ask for, nobody is owed anything "
+    "for time in which it asked for nothing.",
     "fair line": "What is due per weight to a tenant that always wants more. Who asks for less stays below it, and "
     "rightly so.",
     "counter": "The scheduler's own account of a tenant: service over weight, raised to the smallest among those who "

@@ -170,7 +170,8 @@ def _labels(panel: Panel) -> Iterator[Element]:
     ends.sort(key=lambda end: end[0])
     for (wanted, x, text, line), y in zip(ends, _apart([end[0] for end in ends]), strict=True):
         leader = path([[(x + 1, wanted), (left + 1, wanted), (left + 7, y)]])
-        yield element("path", class_=f"leader {line.style}", d=leader, data_tenant=_data(line.tenant))
+        far = " far" if x < left - 1 else ""
+        yield element("path", class_=f"leader{far} {line.style}", d=leader, data_tenant=_data(line.tenant))
         yield _label(left + 9, y + 3.5, text, line.style, line.tenant)
     for index, key in enumerate(panel.keys):
         yield _label(left + 9, _TOP + 9 + _LABEL_GAP * index, key.text, key.style, key.tenant)
