@@ -29,7 +29,7 @@ Units: ``rate`` is KV token-time (tokens x decode steps) per second; ``V`` and t
 
 Source: Justitia (arXiv 2510.17015): cost, fluid reference and tags. Predicted costs, their correction and the measured
 rate are this product's own: on the simulator's ``agents`` an agent is done after 152 s in the mean with the KV tokens
-per step as rate, 99 s with the measured one, 97 s with corrected costs, 95 s with ``SPEED`` 0.9.
+per step as rate, 100 s with the measured one, 98 s with corrected costs, 96 s with ``SPEED`` 0.9.
 """
 
 from __future__ import annotations

@@ -58,9 +58,8 @@ class _Account:
 
     __slots__ = ("resource", "user")
 
-    def __init__(self, user: float) -> None:
-        self.user = user
-        self.resource = 0.0
+    def __init__(self) -> None:
+        self.user = self.resource = 0.0
 
 
 class _Run:
@@ -113,16 +112,16 @@ class Equinox(Keyed):
         self._exchange()
 
     def adopt(self, tenant: Tenant) -> None:
-        """Enter a tenant that waits already. Under another policy it got what its service counter says."""
+        """Enter a tenant that waits already. After another policy all start even."""
         if tenant.account is None:
-            tenant.account = _Account(max(0.0, tenant.counter - self._counters.floor_or_last()))
+            tenant.account = _Account()
         super().adopt(tenant)
 
     def backlogged(self, tenant: Tenant) -> None:
         """Lift both counters, and enter the order of keys."""
         account: _Account | None = tenant.account
         if account is None:
-            account = tenant.account = _Account(0.0)
+            account = tenant.account = _Account()
         first = self._keys.top() or self._counters.last_left
         if first is not None and first.account is not None:
             account.user = max(account.user, first.account.user)
