@@ -19,7 +19,7 @@ from router_ext.core.config import PoolConfig
 from router_ext.core.cost import CostModel
 from router_ext.core.estimates import PredictionBias
 from router_ext.core.events import RequestSpec
-from router_ext.core.explain import WaitClock, waiting_reasons
+from router_ext.core.explain import Reason, WaitClock, waiting_reasons
 from router_ext.core.fairness.base import FairnessPolicy, Standing
 from router_ext.core.fleet import Fleet
 from router_ext.core.ids import RequestId
@@ -31,6 +31,7 @@ from router_ext.core.request import Request
 from router_ext.core.slicing import plan
 from router_ext.core.tenants import Tenants
 from router_ext.core.tiers import Tiers
+from router_ext.core.timeline import Moment, Placed, Step, note, timeline
 from router_ext.core.waste import WasteBudget
 
 _REMEMBERED = 1_024
@@ -46,6 +47,20 @@ _REASONS = {
     Standing.PICK: "in turn: its tenant has received the least service for its weight",
     Standing.BACKFILL: "behind the request in turn, which waits: takes only what that one leaves",
     Standing.HEAD: "in turn: first in the order of the policy",
+}
+
+_STEPS = {
+    Trigger.QUEUE: Step.QUEUED,
+    Trigger.SLICE_END: Step.SLICE_ENDED,
+    Trigger.PREEMPTED: Step.PREEMPTED,
+    Trigger.RETRY: Step.RETRIED,
+}
+
+_ENDS = {
+    State.FINISHED: Step.FINISHED,
+    State.FAILED: Step.FAILED,
+    State.CANCELLED: Step.CANCELLED,
+    State.EXPIRED: Step.EXPIRED,
 }
 
 
@@ -175,8 +190,10 @@ class Books:
         at_front = trigger is Trigger.RETRY or trigger is Trigger.PREEMPTED
         self.room.take_place(request, at_front=at_front)
         request.mark = self.clock.mark(now, request.tenant.num_dispatched)
+        last = request.last_backend
+        note(request, _STEPS[trigger], now, None if last is None else last.backend_id, request.output_tokens)
         if request.is_stuck:
-            self.room.park(request, now)
+            self._park(request, now)
             return
         self._join_line(request, at_front=at_front)
         if request.queue.head is request:
@@ -238,6 +255,10 @@ class Books:
         if was_head:
             self.policy.head_changed(request.queue)
 
+    def _park(self, request: Request, now: float) -> None:
+        self.room.park(request, now)
+        note(request, Step.PARKED, now)
+
     def settle(self, requests: list[Request], now: float) -> None:
         """Park those of the waiting requests that have become stuck; the others that are parked come back.
 
@@ -247,11 +268,12 @@ class Books:
         for request in requests:
             if request.is_stuck and request.parked_s is None:
                 self._leave_line(request)
-                self.room.park(request, now)
+                self._park(request, now)
         queues: dict[TierQueue, None] = {}
         for request in requests:
             if not request.is_stuck and request.parked_s is not None:
                 self.room.unpark(request, now)
+                note(request, Step.UNPARKED, now)
                 self._join_line(request)
                 queues[request.queue] = None
         if queues:
@@ -280,9 +302,17 @@ class Books:
     # --- running ---------------------------------------------------------------------------------------------------
 
     def dispatch(
-        self, request: Request, standing: Standing, backend: Backend, blocks: int, new_tokens: int, now: float
+        self,
+        request: Request,
+        standing: Standing,
+        backend: Backend,
+        blocks: int,
+        new_tokens: int,
+        now: float,
+        *,
+        num_options: int,
     ) -> Dispatch:
-        """The request starts on a backend: reserve, charge what was not paid, say so."""
+        """The request starts on a backend, one of ``num_options``: reserve, charge what was not paid, say so."""
         tenant = request.tenant
         tenant.note_admission(request, self._aging_ratio)
         self.dequeue(request, now)
@@ -301,6 +331,9 @@ class Books:
             self.waste.resumed(request)
         if not request.is_sliceable:
             self._fleet.assume_first_token(request, backend, now)
+        reason = _REASONS[standing]
+        placed = Placed(reason, num_options, request.cached_tokens, backend is request.last_backend)
+        note(request, Step.DISPATCHED, now, backend.backend_id, new_tokens, placed)
         segment = request.segment
         request.segment = segment + 1
         tenant.num_running += 1
@@ -320,7 +353,7 @@ class Books:
             backend=backend.backend_id,
             slice_tokens=new_tokens if request.is_sliceable else request.remaining_tokens(),
             segment=segment,
-            reason=_REASONS[standing],
+            reason=reason,
         )
 
     def measure(self, request: Request, prompt_tokens: int) -> None:
@@ -342,6 +375,8 @@ class Books:
         if is_first:
             request.state = advance(state, Trigger.FIRST_TOKEN)
             self._first_token(request, now)
+            if request.output_tokens == 0 and request.backend is not None:
+                note(request, Step.FIRST_TOKEN, now, request.backend.backend_id, tokens)
         request.output_tokens += tokens
         request.slice_output += tokens
         self.num_output += tokens
@@ -431,6 +466,7 @@ class Books:
     def end(self, request: Request, state: State, now: float) -> None:
         """The request is in its terminal state and gone but for its explanation."""
         request.state = state
+        note(request, _ENDS[state], now, tokens=request.output_tokens)
         if request.cut_tokens:
             self.waste.spared(request)
         if state is State.FINISHED and request.output_tokens and request.num_sequences == 1:
@@ -446,8 +482,13 @@ class Books:
             self._ended.popitem(last=False)
         self._tenants.drop_idle(request.tenant)
 
-    def explain(self, request_id: RequestId, now: float) -> list[str]:
-        """Why a request waited, in sentences; empty if it is unknown or forgotten."""
+    def timeline(self, request_id: RequestId) -> list[Moment]:
+        """What became of a request; empty if it is unknown or forgotten."""
+        request = self.requests.get(request_id) or self._ended.get(request_id)
+        return [] if request is None else timeline(request)
+
+    def explain(self, request_id: RequestId, now: float) -> list[Reason]:
+        """Why a request waited; empty if it is unknown or forgotten."""
         request = self.requests.get(request_id)
         if request is None:
             request = self._ended.get(request_id)

@@ -8,8 +8,11 @@ requests dispatched meanwhile, is its explanation. Nothing is written per waitin
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TypeAlias
 
+from router_ext.core.lifecycle import State
 from router_ext.core.request import Request
 
 
@@ -81,41 +84,88 @@ def note_blocked(request: Request, gate: Gate) -> None:
     blocked[gate] += 1
 
 
-def waiting_reasons(request: Request, now_mark: WaitMark | None) -> list[str]:
-    """Sentences that say why the request waited, longest cause first; no other tenant is named.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """One cause of a wait, in numbers and in words. No other tenant is named.
+
+    Attributes:
+        cause: ``wait`` (the sum), a gate in lower case (``kv``, ``share``, ...), ``parked``, ``preempted``,
+            ``recomputed`` or ``prediction``.
+        seconds: how long, None where that says nothing.
+        counts: by what is counted, for example ``own`` and ``others`` dispatched meanwhile.
+    """
+
+    cause: str
+    seconds: float | None
+    counts: Mapping[str, int]
+    text: str
+
+
+def _of_gate(gate: Gate, seconds: float, in_turn: int, note: str) -> Reason:
+    return Reason(
+        cause=gate.name.lower(),
+        seconds=seconds,
+        counts={"in_turn": in_turn} if in_turn else {},
+        text=f"{GATE_TEXT[gate]} ({note})",
+    )
+
+
+def waiting_reasons(request: Request, now_mark: WaitMark | None) -> list[Reason]:
+    """Why the request waited, longest cause first.
 
     Args:
         now_mark: present readings if the request is waiting, else None.
     """
-    cuts = [f"told to stop once for others ({reason})" for reason in request.cuts or ()]
+    cuts = [
+        Reason(cause="preempted", seconds=None, counts={}, text=f"told to stop once for others ({reason})")
+        for reason in request.cuts or ()
+    ]
     spans = list(request.waited)
     if request.mark is not None and now_mark is not None:
         spans.append((request.mark, now_mark))
     if not spans:
         return cuts
     total = sum(end[0] - start[0] for start, end in spans)
-    parked_s = request.parked_for_s
-    if request.parked_s is not None and now_mark is not None:
-        parked_s += now_mark[0] - request.parked_s
     held = [sum(end[1][gate] - start[1][gate] for start, end in spans) for gate in range(_GATES)]
     own = sum(end[3] - start[3] for start, end in spans)
     ahead = sum(end[2] - start[2] for start, end in spans) - own
-    lines = [
-        f"waited {total:.3f} s in {len(spans)} turn{'s' if len(spans) > 1 else ''}; meanwhile "
-        f"{own} request{'' if own == 1 else 's'} of this tenant and {ahead} of others were dispatched"
+    found = [
+        Reason(
+            cause="wait",
+            seconds=total,
+            counts={"turns": len(spans), "own": own, "others": ahead},
+            text=f"waited {total:.3f} s in {len(spans)} turn{'s' if len(spans) > 1 else ''}; meanwhile "
+            f"{own} request{'' if own == 1 else 's'} of this tenant and {ahead} of others were dispatched",
+        ),
+        *cuts,
     ]
-    lines += cuts
     if cuts and request.recomputed_tokens:
-        lines.append(f"{request.recomputed_tokens} tokens were computed again, at the system's expense")
+        tokens = request.recomputed_tokens
+        text = f"{tokens} tokens were computed again, at the system's expense"
+        found.append(Reason(cause="recomputed", seconds=None, counts={"tokens": tokens}, text=text))
+    parked_s = request.parked_for_s
+    if request.parked_s is not None and now_mark is not None:
+        parked_s += now_mark[0] - request.parked_s
     if parked_s > 0.0:
-        lines.append(f"no backend that could hold it was usable ({parked_s:.3f} s)")
-    blocked = request.blocked or [0] * _GATES
-    causes = sorted(GATE_TEXT, key=lambda gate: (-held[gate], -blocked[gate], gate))
-    for gate in causes:
-        if blocked[gate]:
-            lines.append(f"{GATE_TEXT[gate]} ({held[gate]:.3f} s in the pool, {blocked[gate]} times when in turn)")
-        elif held[gate] >= 0.001 and total > 0.0:
-            lines.append(f"{GATE_TEXT[gate]} ({held[gate]:.3f} s in the pool)")
+        text = f"no backend that could hold it was usable ({parked_s:.3f} s)"
+        found.append(Reason(cause="parked", seconds=parked_s, counts={}, text=text))
+    found += _gates(held, request.blocked or [0] * _GATES, own=own, ahead=ahead)
+    if request.state is State.FINISHED:
+        predicted, actual = request.predicted_output_tokens, request.output_tokens
+        text = f"predicted {predicted} output tokens, wrote {actual}"
+        counts = {"predicted": predicted, "actual": actual}
+        found.append(Reason(cause="prediction", seconds=None, counts=counts, text=text))
+    return found
+
+
+def _gates(held: list[float], blocked: list[int], *, own: int, ahead: int) -> Iterator[Reason]:
+    """Gates that were closed, the longest first; ``blocked``: how often while the request was in turn."""
+    for gate in sorted(GATE_TEXT, key=lambda gate: (-held[gate], -blocked[gate], gate)):
+        seconds, in_turn = held[gate], blocked[gate]
+        if in_turn:
+            yield _of_gate(gate, seconds, in_turn, f"{seconds:.3f} s in the pool, {in_turn} times when in turn")
+        elif seconds >= 0.001:
+            yield _of_gate(gate, seconds, 0, f"{seconds:.3f} s in the pool")
     if (ahead or own) and not blocked[Gate.SHARE]:
-        lines.append(f"{GATE_TEXT[Gate.SHARE]} ({ahead} dispatched first)" if ahead else "earlier requests went first")
-    return lines
+        text = f"{GATE_TEXT[Gate.SHARE]} ({ahead} dispatched first)" if ahead else "earlier requests went first"
+        yield Reason(cause="share", seconds=None, counts={"own": own, "others": ahead}, text=text)

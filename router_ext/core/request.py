@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from router_ext.core.explain import WaitMark
     from router_ext.core.lanes import Lane
     from router_ext.core.queues import Tenant, TierQueue
+    from router_ext.core.timeline import Entry
 
 
 class Request:
@@ -40,6 +41,7 @@ class Request:
         parked_for_s: how long it did so before.
         num_preempted: how often it was told to stop for others.
         cut_tokens: what the last cut is expected to cost, until the request is dispatched again; 0 if nothing is owed.
+        steps: what became of it (``core.timeline``); num_steps_omitted: those not kept.
         cuts: what each cut was for, in words.
     """
 
@@ -71,6 +73,7 @@ class Request:
         "max_new_tokens",
         "num_preempted",
         "num_sequences",
+        "num_steps_omitted",
         "order",
         "output_tokens",
         "paid_cached",
@@ -98,6 +101,7 @@ class Request:
         "slice_tokens",
         "standing",
         "state",
+        "steps",
         "tenant",
         "ticket",
         "waited",
@@ -162,6 +166,8 @@ class Request:
         self.weight_tokens = 0
         self.standing = 0
         self.mark: WaitMark | None = None
+        self.steps: list[Entry] = []
+        self.num_steps_omitted = 0
         self.waited: list[tuple[WaitMark, WaitMark]] = []
         self.blocked: list[int] | None = None
 

@@ -42,6 +42,7 @@ from router_ext.core.events import (
     Stepped,
     TimerFired,
 )
+from router_ext.core.explain import Reason
 from router_ext.core.fairness import policy_class
 from router_ext.core.fairness.base import FairnessPolicy, Surroundings
 from router_ext.core.fairness.counters import Counters
@@ -55,6 +56,7 @@ from router_ext.core.request import Request
 from router_ext.core.saved import SETTLE_S, Restored, save
 from router_ext.core.tenants import Tenants
 from router_ext.core.tiers import Tiers
+from router_ext.core.timeline import Moment
 from router_ext.core.waits import Waits
 
 _REDECIDE_S = 0.01
@@ -398,8 +400,12 @@ class Scheduler:
         known = self._tenants.by_id.get(tenant)
         return 0.0 if known is None else self._waits.drain_s(known)
 
-    def explain(self, request_id: RequestId) -> list[str]:
-        """Why a request waited, in sentences; readable for a while after its end. Empty if it is unknown."""
+    def timeline(self, request_id: RequestId) -> list[Moment]:
+        """What became of a request, step by step; readable for a while after its end. Empty if it is unknown."""
+        return self._books.timeline(request_id)
+
+    def explain(self, request_id: RequestId) -> list[Reason]:
+        """Why a request waited, the longest cause first; readable for a while after its end. Empty if it is unknown."""
         return self._books.explain(request_id, self._now)
 
     def stats(self) -> pictures.PoolStats:

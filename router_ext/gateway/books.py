@@ -65,7 +65,7 @@ class Books:
         waited_s = (now if call.dispatched_s is None else call.dispatched_s) - call.validated_s
         if outcome == "completed" and waited_s < EXPLAINED_S and len(call.backends) < 2 and not call.preemptions:
             return []
-        waits = self._scheduler.explain(RequestId(call.slot.start.event))
+        waits = [reason.text for reason in self._scheduler.explain(RequestId(call.slot.start.event))]
         return [*waits, *call.explanation][:MAX_EXPLANATION]
 
     def _observe(self, call: Call, outcome: str, code: str | None, now: float) -> None:

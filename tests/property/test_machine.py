@@ -271,7 +271,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     def explain(self, index: int) -> None:
         for place in ("waiting", "running", "ended"):
             if (name := self.one(place, index)) is not None:
-                lines = self.scheduler.explain(RequestId(name))
+                reasons = self.scheduler.explain(RequestId(name))
+                moments = self.scheduler.timeline(RequestId(name))
+                assert [moment.at_s for moment in moments] == sorted(moment.at_s for moment in moments)
+                lines = [each.text for each in (*reasons, *moments)]
                 assert not any(tenant in line for line in lines for tenant in TENANTS)
 
     @precondition(lambda self: hasattr(self, "scheduler"))

@@ -77,5 +77,10 @@ def up(backend: str = "bke_0") -> BackendChanged:
     return BackendChanged(backend=BackendId(backend), is_up=True)
 
 
+def said(scheduler: Scheduler, name: str) -> list[str]:
+    """Why a request waited, in sentences."""
+    return [reason.text for reason in scheduler.explain(RequestId(name))]
+
+
 def dispatched(actions: list[Action]) -> list[str]:
     return [str(action.request_id) for action in actions if isinstance(action, Dispatch)]

@@ -19,7 +19,7 @@ from router_ext.core.events import (
 )
 from router_ext.core.ids import RequestId
 from router_ext.core.scheduler import Scheduler
-from tests.unit.core.builders import BATCH, CHAT, arrival, dispatched, down, pool, started, tokens, up
+from tests.unit.core.builders import BATCH, CHAT, arrival, dispatched, down, pool, said, started, tokens, up
 
 SMALL, LARGE = "bke_0", "bke_1"
 UNEQUAL: dict[str, Any] = {"kv": [301, 1_001]}
@@ -224,6 +224,6 @@ def test_an_explanation_says_that_no_usable_backend_could_hold_it() -> None:
     scheduler = lost()
     scheduler.handle(arrival("large", prompt=600), 1.0)
     scheduler.handle(arrival("other", "b", prompt=200), 2.0)
-    assert "no backend that could hold it was usable (1.000 s)" in scheduler.explain(RequestId("large"))
+    assert "no backend that could hold it was usable (1.000 s)" in said(scheduler, "large")
     scheduler.handle(up(LARGE), 5.0)
-    assert "no backend that could hold it was usable (4.000 s)" in scheduler.explain(RequestId("large"))
+    assert "no backend that could hold it was usable (4.000 s)" in said(scheduler, "large")

@@ -25,7 +25,7 @@ from router_ext.core.placement import Placement
 from router_ext.core.queues import Tenant, TierQueue
 from router_ext.core.request import Request
 from router_ext.core.snapshot import PoolStats
-from tests.unit.core.builders import arrival, dispatched, down, pool, started
+from tests.unit.core.builders import arrival, dispatched, down, pool, said, started
 
 STEP_S = 0.05
 QUICK = [{"name": "chat", "rank": 1, "ttft_target_s": 0.3}, {"name": "batch", "rank": 10}]
@@ -102,7 +102,7 @@ class Play:
         return self.scheduler.stats()
 
     def said(self, name: str) -> str:
-        return " ".join(self.scheduler.explain(RequestId(name)))
+        return " ".join(said(self.scheduler, name))
 
 
 def cuts(actions: list[Action]) -> list[str]:

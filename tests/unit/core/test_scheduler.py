@@ -19,7 +19,7 @@ from router_ext.core.events import (
 from router_ext.core.ids import BackendId, RequestId
 from router_ext.core.lifecycle import IllegalTransition
 from router_ext.core.scheduler import Scheduler
-from tests.unit.core.builders import BATCH, CHAT, arrival, dispatched, down, pool, started, tokens, up
+from tests.unit.core.builders import BATCH, CHAT, arrival, dispatched, down, pool, said, started, tokens, up
 
 
 def finished(name: str) -> Finished:
@@ -519,18 +519,22 @@ def test_an_explanation_names_the_gate_and_who_went_first_but_no_other_tenant() 
     scheduler.handle(arrival("r0", "a", prompt=200, cap=100), 1.0)
     scheduler.handle(arrival("r1", "a", prompt=200, cap=100), 1.0)
     scheduler.handle(arrival("r2", "b", prompt=200, cap=100), 1.0)
-    waiting = scheduler.explain(RequestId("r2"))
+    assert said(scheduler, "r2")[0].startswith("waited 0.000 s")
     scheduler.handle(finished("r0"), 4.0)
     scheduler.handle(finished("r1"), 7.0)
-    lines = scheduler.explain(RequestId("r2"))
-    assert waiting[0].startswith("waited 0.000 s")
-    assert any("KV" in line for line in lines)
+    reasons = scheduler.explain(RequestId("r2"))
+    assert (reasons[0].cause, reasons[0].seconds) == ("wait", 6.0)
+    assert reasons[0].counts == {"turns": 1, "own": 0, "others": 1}
+    kv = next(reason for reason in reasons if reason.cause == "kv")
+    assert kv.seconds == 6.0
+    assert kv.counts["in_turn"] >= 1
+    assert "KV" in kv.text
     scheduler.handle(finished("r2"), 8.0)
-    assert scheduler.explain(RequestId("r2")) == lines
+    assert scheduler.explain(RequestId("r2"))[: len(reasons)] == reasons
     assert scheduler.explain(RequestId("unknown")) == []
 
 
 def test_a_request_that_started_at_once_waited_for_nothing() -> None:
     scheduler = started(pool())
     scheduler.handle(arrival("r0"), 1.0)
-    assert scheduler.explain(RequestId("r0"))[0].startswith("waited 0.000 s in 1 turn; meanwhile 0 requests")
+    assert said(scheduler, "r0")[0].startswith("waited 0.000 s in 1 turn; meanwhile 0 requests")
