@@ -15,7 +15,7 @@ from controlplane.rollout.api import RevisionViewSet
 from controlplane.tenants.api import TenantViewSet
 from controlplane.tiers.api import TierViewSet
 from controlplane.training.api import JobViewSet
-from controlplane.usage.api import QuarantineViewSet, UsageReportView
+from controlplane.usage.api import QuarantineViewSet, RequestView, UsageReportView
 
 router = SimpleRouter(trailing_slash=False)
 router.register("tenants", TenantViewSet, basename="tenant")
@@ -34,6 +34,7 @@ urlpatterns = [
     path("openapi.json", SpectacularJSONAPIView.as_view(), name="openapi"),
     path("docs", SpectacularSwaggerSplitView.as_view(url_name="openapi"), name="api-docs"),
     path("policies", PoliciesView.as_view(), name="policies"),
+    path("requests/<path:request_id>", RequestView.as_view(), name="request"),
     path("usage/report", UsageReportView.as_view(), name="usage-report"),
     path("", include(router.urls)),
     re_path(r"^.*$", not_found),

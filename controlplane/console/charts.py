@@ -6,8 +6,10 @@ are the classes ``s0`` to ``s7`` of the sheet, by position.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 from django.template.loader import render_to_string
 
@@ -72,6 +74,49 @@ def stacked_bars(*, title: str, days: Sequence[str], series: Sequence[tuple[str,
         "legend": [{"colour": colour(i), "name": name} for i, (name, _) in enumerate(series)],
     }
     return render_to_string("console/charts/stacked_bars.html", context)
+
+
+def timeline(*, title: str, moments: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> str:
+    """When a request waited and where it ran: one row for waiting, one per backend, the first token as a mark.
+
+    Args:
+        moments: ``MomentRecord`` as builtins, in order. names: of backends, by id.
+    """
+    row, left, width = 26, 170, 900
+    rows = ["waiting", *dict.fromkeys(m["backend"] for m in moments if m["step"] == "dispatched" and m["backend"])]
+    whole = max((m["at_s"] for m in moments), default=0.0) or 1.0
+    scale = (width - left - 20) / whole
+    spans, marks = [], []
+    for moment, after in pairwise(moments):
+        where = moment["backend"] if moment["step"] in ("dispatched", "first_token") else "waiting"
+        index = rows.index(where) if where in rows else 0
+        long = after["at_s"] - moment["at_s"]
+        spans.append(
+            {
+                "x": f"{left + moment['at_s'] * scale:.1f}",
+                "y": index * row + 6,
+                "width": f"{max(1.0, long * scale):.1f}",
+                "colour": colour(index) if index else "track",
+                "title": f"{long:.3f} s: {moment['text']}",
+            }
+        )
+        if after["step"] == "first_token":
+            marks.append({"x": f"{left + after['at_s'] * scale:.1f}", "title": f"first token at {after['at_s']:.3f} s"})
+    context = {
+        "title": title,
+        "width": width,
+        "height": len(rows) * row + 24,
+        "label_x": left - 8,
+        "mark_height": len(rows) * row,
+        "end_x": width - 20,
+        "end_y": len(rows) * row + 16,
+        "left": left,
+        "whole": f"{whole:.3f} s",
+        "rows": [{"y": i * row + 19, "text": names.get(name, name)[:24]} for i, name in enumerate(rows)],
+        "spans": spans,
+        "marks": marks,
+    }
+    return render_to_string("console/charts/timeline.html", context)
 
 
 def share_bars(*, title: str, shares: Sequence[Share]) -> str:

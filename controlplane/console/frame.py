@@ -26,6 +26,7 @@ PAGES = (
     ("tenants", "Tenants"),
     ("tiers", "Tiers"),
     ("pools", "Pools"),
+    ("requests", "Requests"),
     ("usage", "Usage"),
     ("jobs", "Jobs"),
     ("audit", "Audit"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import URLPattern, path
 
-from controlplane.console.views import account, audit, jobs, live, pools, tenants, tiers, tokens, usage
+from controlplane.console.views import account, audit, jobs, live, pools, requests, tenants, tiers, tokens, usage
 
 app_name = "console"
 urlpatterns: list[URLPattern] = [
@@ -31,6 +31,7 @@ urlpatterns: list[URLPattern] = [
     path("pools/<str:pool_id>/backends/new/", pools.add_backend, name="backend_new"),
     path("pools/<str:pool_id>/backends/<str:backend_id>/", pools.backend, name="backend"),
     path("pools/<str:pool_id>/backends/<str:backend_id>/delete/", pools.delete_backend, name="backend_delete"),
+    path("requests/", requests.index, name="requests"),
     path("usage/", usage.report, name="usage"),
     path("usage.csv", usage.report_as_csv, name="usage_csv"),
     path("usage/quarantine/", usage.quarantine, name="usage_quarantine"),

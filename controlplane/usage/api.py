@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import date
 from typing import Any
 
@@ -14,7 +15,7 @@ from rest_framework.views import APIView
 
 from controlplane.common.actor import Actor
 from controlplane.common.clock import utc_now
-from controlplane.common.errors import Invalid
+from controlplane.common.errors import Invalid, NotFound
 from controlplane.common.rest import PROBLEMS, UseCaseViewSet
 from controlplane.tenants.queries import tenant_names
 from controlplane.usage import queries
@@ -119,6 +120,94 @@ def _wants_csv(request: Any) -> bool:
     if wanted not in (None, "json", "csv"):
         raise Invalid({"format": f"json or csv, not {wanted[:40]!r}"})
     return bool(wanted == "csv" or (wanted is None and request.headers.get("accept", "").startswith("text/csv")))
+
+
+class ReasonSerializer(serializers.Serializer[Any]):
+    cause = serializers.CharField(help_text="A gate such as `kv` or `share`, `wait` (the sum), `preempted`, ...")
+    text = serializers.CharField()
+    seconds = serializers.FloatField(allow_null=True)
+    counts: Any = serializers.DictField(child=serializers.IntegerField())
+
+
+class MomentSerializer(serializers.Serializer[Any]):
+    at_s = serializers.FloatField(help_text="Seconds since it arrived")
+    step = serializers.CharField(help_text="`queued`, `dispatched`, `first_token`, `preempted`, ...")
+    text = serializers.CharField()
+    backend = serializers.CharField(allow_null=True)
+    tokens = serializers.IntegerField(help_text="Of the slice at a dispatch, else the output so far")
+
+
+class ExplainedRequestSerializer(serializers.Serializer[Any]):
+    """One booked request. ``is_explained`` is false where nothing was kept: it waited less than a second, ran in one
+    piece on one backend and completed."""
+
+    request = serializers.CharField()
+    event = serializers.CharField()
+    router = serializers.CharField()
+    tenant = serializers.CharField()
+    tenant_name = serializers.CharField(allow_blank=True)
+    key = serializers.CharField()
+    pool = serializers.CharField()
+    model = serializers.CharField()
+    tier = serializers.CharField()
+    outcome = serializers.CharField()
+    error_code = serializers.CharField(allow_null=True)
+    finish_reason = serializers.CharField(allow_null=True)
+    arrived_at = serializers.DateTimeField()
+    ended_at = serializers.DateTimeField()
+    waited_s = serializers.FloatField(help_text="Until its first dispatch, or its end without one")
+    ttft_s = serializers.FloatField(allow_null=True)
+    prompt_tokens = serializers.IntegerField()
+    output_tokens = serializers.IntegerField()
+    predicted_tokens = serializers.IntegerField(allow_null=True)
+    segments = serializers.IntegerField()
+    preemptions = serializers.IntegerField()
+    recomputed_tokens = serializers.IntegerField()
+    backends = serializers.ListField(child=serializers.CharField())
+    is_explained = serializers.BooleanField()
+    explanation = serializers.ListField(child=serializers.CharField())
+    reasons = ReasonSerializer(many=True)
+    timeline = MomentSerializer(many=True)
+
+
+class FoundRequestsSerializer(serializers.Serializer[Any]):
+    requests = ExplainedRequestSerializer(many=True)
+
+
+_SHOWN = (
+    "request", "event", "router", "tenant", "key", "pool", "model", "tier", "outcome", "error_code", "finish_reason",
+    "arrived_at", "ended_at", "prompt_tokens", "output_tokens", "predicted_tokens", "segments", "preemptions",
+    "recomputed_tokens", "backends",
+)  # fmt: skip
+
+
+class RequestView(APIView):
+    """Why a request waited, and what became of it."""
+
+    @extend_schema(operation_id="request_explained", responses={200: FoundRequestsSerializer, **PROBLEMS})
+    def get(self, request: Any, request_id: str) -> Response:
+        """The requests of this id, newest first: what a client got as `x-request-id`. Clients may choose it, so it need
+        not be unique. A request is found once it has ended; until then its router tells, on its admin port."""
+        actor: Actor = request.actor
+        found = queries.explained_requests(actor=actor, request_id=request_id)
+        if not found:
+            raise NotFound(f"no request {request_id!r} has been booked")
+        names = tenant_names()
+        return Response(FoundRequestsSerializer({"requests": [_shown(each, names) for each in found]}).data)
+
+
+def _shown(found: queries.ExplainedRequest, names: Mapping[str, str]) -> dict[str, Any]:
+    kept = found.explanation
+    return {
+        **{name: getattr(found.event, name) for name in _SHOWN},
+        "tenant_name": names.get(found.event.tenant, ""),
+        "waited_s": found.waited_s,
+        "ttft_s": found.ttft_s,
+        "is_explained": kept is not None,
+        "explanation": [] if kept is None else kept.lines,
+        "reasons": [] if kept is None else kept.reasons,
+        "timeline": [] if kept is None else kept.timeline,
+    }
 
 
 class QuarantinedEventSerializer(serializers.ModelSerializer[QuarantinedEvent]):

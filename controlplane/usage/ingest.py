@@ -7,7 +7,7 @@ quarantined with its bytes, never dropped and never in the way of the rest of it
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -21,7 +21,7 @@ from controlplane.common.clock import from_us, utc_now
 from controlplane.keys.actions import note_used
 from controlplane.usage.models import QuarantinedEvent
 from controlplane.usage.partitions import ensure_days
-from router_ext.wire.controlplane import UsageAck, UsageEvent
+from router_ext.wire.controlplane import MomentRecord, ReasonRecord, UsageAck, UsageEvent
 
 logger = structlog.get_logger(__name__)
 
@@ -29,6 +29,8 @@ MAX_AGE = timedelta(days=400)
 MAX_AHEAD = timedelta(days=1)
 EXPLAINED_WAIT_US = 1_000_000
 """Explanations are kept for requests that waited longer than this, were preempted or did not complete."""
+MAX_LINES = 32
+MAX_MOMENTS = 64
 _DEADLOCK_RETRIES = 5
 _INT32 = 2**31 - 1
 _INT64 = 2**63 - 1
@@ -142,9 +144,23 @@ def _fault(event: UsageEvent, body: bytes, now: datetime) -> str | None:
     if b"\\u0000" not in body:  # JSON has no other way to write NUL, and few events have it
         return None
     texts = (getattr(event, n) for n, t in zip(_COLUMNS, _TYPES, strict=True) if t == "text")
-    if any(text is not None and "\0" in text for text in (*texts, *event.backends, *event.explanation)):
+    kept = msgspec.to_builtins((event.explanation, event.reasons, event.timeline))
+    if any(text is not None and "\0" in text for text in (*texts, *event.backends, *_texts(kept))):
         return "a text contains NUL"
     return None
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in builtins, the names of mappings included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for name, each in value.items():
+            yield name
+            yield from _texts(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _texts(each)
 
 
 def _row(event: UsageEvent) -> tuple[Any, ...]:
@@ -197,8 +213,8 @@ def _book(ordered: Sequence[tuple[UsageEvent, tuple[Any, ...]]]) -> int:
 
 
 def _explain(events: Sequence[UsageEvent]) -> None:
-    rows = [
-        (from_us(e.arrived_at_us), e.event, e.tenant, msgspec.json.encode(e.explanation).decode())
+    rows: list[tuple[datetime | str, ...]] = [
+        (from_us(e.arrived_at_us), e.event, e.tenant, *(msgspec.json.encode(v).decode() for v in _kept(e)))
         for e in events
         if e.explanation
         and (
@@ -210,10 +226,15 @@ def _explain(events: Sequence[UsageEvent]) -> None:
     if rows:
         with connection.cursor() as cursor:
             cursor.executemany(
-                "INSERT INTO usage_explanation (arrived_at, event, tenant, lines) VALUES (%s, %s, %s, %s::jsonb) "
-                "ON CONFLICT DO NOTHING",
+                "INSERT INTO usage_explanation (arrived_at, event, tenant, lines, reasons, timeline) "
+                "VALUES (%s, %s, %s, %s::jsonb, %s::jsonb, %s::jsonb) ON CONFLICT DO NOTHING",
                 rows,
             )
+
+
+def _kept(event: UsageEvent) -> tuple[list[str], list[ReasonRecord], list[MomentRecord]]:
+    """What is kept of an explanation, whoever sent it."""
+    return event.explanation[:MAX_LINES], event.reasons[:MAX_LINES], event.timeline[:MAX_MOMENTS]
 
 
 def _quarantine(refused: Sequence[_Refused], *, router: str, now: datetime) -> int:

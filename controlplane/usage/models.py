@@ -51,12 +51,17 @@ class UsageEvent(models.Model):
 
 
 class UsageExplanation(models.Model):
-    """Why a request waited, failed or was preempted; kept beside the narrow event row, for those only."""
+    """Why a request waited, failed or was preempted; kept beside the narrow event row, for those only.
+
+    ``lines``: sentences. ``reasons``, ``timeline``: ``ReasonRecord`` and ``MomentRecord`` of the wire contract.
+    """
 
     arrived_at = models.DateTimeField()
     event = models.TextField()
     tenant = models.TextField()
     lines = models.JSONField()
+    reasons = models.JSONField(default=list)
+    timeline = models.JSONField(default=list)
 
     class Meta:
         db_table = "usage_explanation"

@@ -15,7 +15,7 @@ from controlplane.common.clock import utc_now
 from controlplane.common.errors import Invalid
 from controlplane.common.validation import without_nul
 from controlplane.usage.histogram import quantile_us
-from controlplane.usage.models import QuarantinedEvent, UsageEvent
+from controlplane.usage.models import QuarantinedEvent, UsageEvent, UsageExplanation
 from controlplane.usage.rollup import ROLLUP_SQL
 
 MAX_REPORT_DAYS = 400
@@ -147,6 +147,41 @@ def latest_events(*, actor: Actor, limit: int) -> list[UsageEvent]:
     actor.require(Scope.READ)
     rows = UsageEvent.objects.filter(arrived_at__gte=utc_now() - timedelta(days=2))
     return list(rows.order_by("-arrived_at", "-event")[:limit])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainedRequest:
+    """A booked request and why it waited; None for one that neither waited nor was cut, and completed."""
+
+    event: UsageEvent
+    explanation: UsageExplanation | None
+
+    @property
+    def waited_s(self) -> float:
+        """From arrival to its first dispatch, or to its end without one."""
+        return ((self.event.first_dispatch_at or self.event.ended_at) - self.event.arrived_at).total_seconds()
+
+    @property
+    def ttft_s(self) -> float | None:
+        first = self.event.first_token_at
+        return None if first is None else (first - self.event.arrived_at).total_seconds()
+
+
+MAX_SAME_ID = 20
+
+
+def explained_requests(*, actor: Actor, request_id: str) -> list[ExplainedRequest]:
+    """The requests that carry this id, newest first: what clients get as ``x-request-id``, which they may choose.
+
+    Cost: one look into the index of every day, and one more for the explanations.
+    """
+    actor.require(Scope.READ)
+    rows = list(
+        UsageEvent.objects.filter(request=without_nul(request_id)).order_by("-arrived_at", "-event")[:MAX_SAME_ID]
+    )
+    wanted = UsageExplanation.objects.filter(arrived_at__in=[row.arrived_at for row in rows])
+    found = {(each.arrived_at, each.event): each for each in wanted}
+    return [ExplainedRequest(event=row, explanation=found.get((row.arrived_at, row.event))) for row in rows]
 
 
 def quarantined(*, actor: Actor) -> QuerySet[QuarantinedEvent]:

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from router_ext.core.lifecycle import State
 from router_ext.core.request import Request
 
 
@@ -89,8 +88,8 @@ class Reason:
     """One cause of a wait, in numbers and in words. No other tenant is named.
 
     Attributes:
-        cause: ``wait`` (the sum), a gate in lower case (``kv``, ``share``, ...), ``parked``, ``preempted``,
-            ``recomputed`` or ``prediction``.
+        cause: ``wait`` (the sum), a gate in lower case (``kv``, ``share``, ...), ``parked``, ``preempted`` or
+            ``recomputed``.
         seconds: how long, None where that says nothing.
         counts: by what is counted, for example ``own`` and ``others`` dispatched meanwhile.
     """
@@ -150,11 +149,6 @@ def waiting_reasons(request: Request, now_mark: WaitMark | None) -> list[Reason]
         text = f"no backend that could hold it was usable ({parked_s:.3f} s)"
         found.append(Reason(cause="parked", seconds=parked_s, counts={}, text=text))
     found += _gates(held, request.blocked or [0] * _GATES, own=own, ahead=ahead)
-    if request.state is State.FINISHED:
-        predicted, actual = request.predicted_output_tokens, request.output_tokens
-        text = f"predicted {predicted} output tokens, wrote {actual}"
-        counts = {"predicted": predicted, "actual": actual}
-        found.append(Reason(cause="prediction", seconds=None, counts=counts, text=text))
     return found
 
 

@@ -81,6 +81,11 @@ Entry = tuple[float, Step, BackendId | None, int, Placed | None]
 """(instant, step, backend, tokens, placement). Tokens: of the slice at a dispatch, else the output so far."""
 
 
+def words(step: Step) -> str:
+    """A step in words."""
+    return _WORDS[step]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
     """One step of a request. ``at_s``: seconds since it arrived. ``tokens``: as in ``Entry``."""

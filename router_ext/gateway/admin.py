@@ -15,7 +15,8 @@ from router_ext.wire.headers import JSON
 
 
 class AdminApp:
-    """``GET /metrics`` with tenants, ``/readyz`` with reasons, ``/debug/pools`` with the schedulers' whole state."""
+    """``GET /metrics`` with tenants, ``/readyz`` with reasons, ``/requests`` with those that live or have just ended,
+    ``/requests/{id}`` with why they waited, ``/debug/pools`` with the schedulers' whole state."""
 
     def __init__(self, router: Router, token: str) -> None:
         self._router = router
@@ -40,10 +41,26 @@ class AdminApp:
                 return Response(status=200, headers=[(b"content-type", CONTENT_TYPE)], body=page)
             case "/readyz":
                 return _json(200 if router.is_ready else 503, _state(router))
+            case "/requests":
+                return _json(200, {"requests": _requests(router)})
+            case path if path.startswith("/requests/"):
+                wanted = path.removeprefix("/requests/")
+                found = [each for engine in router.engines.values() for each in engine.explain(wanted)]
+                return _json(200 if found else 404, {"id": wanted, "requests": found})
             case "/debug/pools":
                 return _json(200, {e.name: e.scheduler.snapshot() for e in router.engines.values()})
             case _:
                 return Response(status=404, headers=[], body=b"")
+
+
+_SHOWN = 200
+"""Requests of one list."""
+
+
+def _requests(router: Router) -> list[dict[str, Any]]:
+    lines = [line for engine in router.engines.values() for line in engine.requests(_SHOWN)]
+    lines.sort(key=lambda line: (not line["is_live"], -line["arrived_at_us"]))
+    return lines[:_SHOWN]
 
 
 def _state(router: Router) -> dict[str, Any]:

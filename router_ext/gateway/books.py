@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Container
 
-from router_ext.core.ids import RequestId
 from router_ext.core.scheduler import Scheduler
 from router_ext.errors import FairlaneError
 from router_ext.gateway.call import MAX_EXPLANATION, Call
+from router_ext.gateway.explained import Explanations
 from router_ext.obs.metrics import Metrics, TierMetrics
 from router_ext.sync.ledger import Ledger, now_us
+from router_ext.wire.controlplane import MomentRecord, ReasonRecord
 
 EXPLAINED_S = 1.0
 """A wait from here on is explained in the books."""
@@ -20,6 +21,7 @@ class Books:
     """Writes what became of the calls of one pool.
 
     Attributes:
+        explanations: why its requests waited, those that live and the newest of those that have ended.
         name: the pool's public name, a label. tenant_tokens: prompt and output tokens since start, by tenant.
     """
 
@@ -29,7 +31,7 @@ class Books:
         self._loop = asyncio.get_running_loop()
         self._ledger = ledger
         self._metrics = metrics
-        self._scheduler = scheduler
+        self.explanations = Explanations(scheduler)
         self._observers: dict[str, TierMetrics] = {}
 
     def keep(self, tenants: Container[str]) -> None:
@@ -45,6 +47,13 @@ class Books:
     def ended(self, call: Call, *, outcome: str, code: str | None) -> None:
         """Write the one usage event of a call, and its metrics."""
         now = self._loop.time()
+        event = call.slot.start.event
+        reasons: list[ReasonRecord] = []
+        timeline: list[MomentRecord] = []
+        if self._is_explained(call, outcome, now):
+            reasons = self.explanations.reasons(event)
+            timeline = self.explanations.whole_timeline(call, outcome, now)
+        self.explanations.ended(call, outcome=outcome, code=code)
         self._ledger.finish(
             call.slot,
             outcome=outcome,
@@ -53,20 +62,19 @@ class Books:
             resume_class=call.resume_class,
             backends=call.backends,
             error_code=code,
-            explanation=self._explain(call, outcome, now),
+            explanation=[*(r.text for r in reasons), *call.explanation][:MAX_EXPLANATION] if reasons else [],
+            reasons=reasons,
+            timeline=timeline,
         )
         sums = self.tenant_tokens.setdefault(call.identity.tenant, [0, 0])
         sums[0] += call.prompt_tokens if call.first_token_s is not None else 0
         sums[1] += call.output_tokens
         self._observe(call, outcome, code, now)
 
-    def _explain(self, call: Call, outcome: str, now: float) -> list[str]:
-        """Why a request waited or ended badly; nothing for the many that did neither, to keep the books narrow."""
+    def _is_explained(self, call: Call, outcome: str, now: float) -> bool:
+        """Whether it waited or ended badly; of the many that did neither nothing is told, to keep the books narrow."""
         waited_s = (now if call.dispatched_s is None else call.dispatched_s) - call.validated_s
-        if outcome == "completed" and waited_s < EXPLAINED_S and len(call.backends) < 2 and not call.preemptions:
-            return []
-        waits = [reason.text for reason in self._scheduler.explain(RequestId(call.slot.start.event))]
-        return [*waits, *call.explanation][:MAX_EXPLANATION]
+        return outcome != "completed" or waited_s >= EXPLAINED_S or len(call.backends) > 1 or call.preemptions > 0
 
     def _observe(self, call: Call, outcome: str, code: str | None, now: float) -> None:
         seen = self._observers.get(call.tier)

@@ -335,6 +335,15 @@ class PoolEngine:
         room = max((room_tokens(backend) for backend in self.config.backends.values()), default=0) - prompt_tokens
         return min(max_new_tokens, room) if room >= self.config.min_slice_tokens else max_new_tokens
 
+    def requests(self, limit: int) -> list[dict[str, Any]]:
+        """Live requests and the newest that have ended, for an operator."""
+        return [{"pool": self.name, **line} for line in self.books.explanations.newest(self.calls, limit)]
+
+    def explain(self, wanted: str) -> list[dict[str, Any]]:
+        """Why the requests of this id waited and what became of them, as of now."""
+        self.post(TimerFired())
+        return [{"pool": self.name, **found} for found in self.books.explanations.find(self.calls, wanted)]
+
     def stats(self) -> PoolStats:
         """The scheduler's numbers at this instant; a tick first, for what time alone has given back since."""
         self.post(TimerFired())

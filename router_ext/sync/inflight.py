@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 
 from router_ext.errors import LedgerFull
-from router_ext.wire.controlplane import UsageEvent
+from router_ext.wire.controlplane import MomentRecord, ReasonRecord, UsageEvent
 
 STATE, GUARD = 0, 1
 OUTPUT_TOKENS = 2
@@ -108,6 +108,8 @@ class InflightSlot:
         backends: list[str] | None = None,
         error_code: str | None = None,
         explanation: list[str] | None = None,
+        reasons: list[ReasonRecord] | None = None,
+        timeline: list[MomentRecord] | None = None,
     ) -> UsageEvent:
         """The usage event of this request as its words stand."""
         start = self.start
@@ -143,6 +145,8 @@ class InflightSlot:
             backends=backends or [],
             error_code=error_code,
             explanation=explanation or [],
+            reasons=reasons or [],
+            timeline=timeline or [],
         )
 
 

@@ -23,7 +23,7 @@ import structlog
 from router_ext.errors import LedgerFull
 from router_ext.sync.inflight import OUTCOMES, InflightSlot, InflightTable, RequestStart
 from router_ext.sync.spool import MAX_BYTES, FolderLock, Spool, SpoolBatch
-from router_ext.wire.controlplane import UsageEvent
+from router_ext.wire.controlplane import MomentRecord, ReasonRecord, UsageEvent
 
 log = structlog.get_logger(__name__)
 
@@ -140,6 +140,8 @@ class Ledger:
         backends: list[str] | None = None,
         error_code: str | None = None,
         explanation: list[str] | None = None,
+        reasons: list[ReasonRecord] | None = None,
+        timeline: list[MomentRecord] | None = None,
     ) -> UsageEvent:
         """Book the request with the counters as they stand and free its slot. Never raises for a full disk.
 
@@ -158,6 +160,8 @@ class Ledger:
             backends=backends,
             error_code=error_code,
             explanation=explanation,
+            reasons=reasons,
+            timeline=timeline,
         )
         self._book(slot, event)
         self.n_finished += 1

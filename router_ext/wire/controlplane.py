@@ -140,6 +140,25 @@ def snapshot_digest(snapshot: ConfigSnapshot) -> str:
 # --- usage -------------------------------------------------------------------------------------------------------
 
 
+class ReasonRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One cause of a wait; fields as ``core.explain.Reason``."""
+
+    cause: str
+    text: str
+    seconds: float | None = None
+    counts: dict[str, int] = {}
+
+
+class MomentRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of a request; fields as ``core.timeline.Moment``."""
+
+    at_s: float
+    step: str
+    text: str
+    backend: str | None = None
+    tokens: int = 0
+
+
 class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
     """The one line of the books for one request, in every outcome that used a backend.
 
@@ -180,6 +199,8 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
     backends: list[str] = []
     error_code: str | None = None
     explanation: list[str] = []
+    reasons: list[ReasonRecord] = []
+    timeline: list[MomentRecord] = []
 
 
 class UsageBatch(msgspec.Struct, frozen=True, kw_only=True):

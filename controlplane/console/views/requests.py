@@ -1,0 +1,39 @@
+"""Why a request waited: found by the id its client got, with reasons and a timeline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import HttpRequest, HttpResponseBase
+from django.shortcuts import render
+from django.views.decorators.http import require_safe
+
+from controlplane.console import charts
+from controlplane.console.frame import actor_of, signed_in
+from controlplane.fleet import queries as fleet_queries
+from controlplane.tenants.queries import tenant_names
+from controlplane.usage import queries as usage_queries
+
+
+@require_safe
+@signed_in
+def index(request: HttpRequest) -> HttpResponseBase:
+    wanted = request.GET.get("id", "").strip()[:128]
+    actor = actor_of(request)
+    found = usage_queries.explained_requests(actor=actor, request_id=wanted) if wanted else []
+    servers = {b.id: b.name for b in fleet_queries.backends(actor=actor)} if found else {}
+    names = tenant_names() if found else {}
+    entries = [_entry(each, names.get(each.event.tenant, each.event.tenant), servers) for each in found]
+    return render(request, "console/requests.html", {"wanted": wanted, "found": entries})
+
+
+def _entry(found: usage_queries.ExplainedRequest, tenant: str, servers: dict[str, str]) -> dict[str, Any]:
+    kept = found.explanation
+    moments = [] if kept is None else kept.timeline
+    return {
+        "found": found,
+        "tenant": tenant,
+        "reasons": [] if kept is None else [r["text"] for r in kept.reasons] or kept.lines,
+        "timeline": [{**m, "where": servers.get(m["backend"], m["backend"] or "")} for m in moments],
+        "chart": charts.timeline(title="When it waited and where it ran", moments=moments, names=servers),
+    }
