@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from router_ext.core.actions import Action, Dispatch, Expire, Reject, SetTimer
-from router_ext.core.config import PoolConfig, build_pool
+from router_ext.core.actions import Action, Dispatch, Expire, Preempt, Reject, SetTimer
+from router_ext.core.config import BackendConfig, PoolConfig, build_pool
 from router_ext.core.events import (
     Arrived,
     BackendChanged,
@@ -23,11 +23,13 @@ from router_ext.core.events import (
     Event,
     Failed,
     Finished,
+    Preempted,
     Progressed,
     PromptMeasured,
     Reconfigured,
     RequestSpec,
     SliceEnded,
+    Stepped,
     TimerFired,
 )
 from router_ext.core.fairness import POLICIES
@@ -56,6 +58,10 @@ def configurations(draw: st.DrawFn) -> PoolConfig:
             "min_slice_tokens": 4,
             "aging_s": 1.0,
             "aging_ratio": 0.5,
+            "headroom_ratio": 0.0,
+            "max_preemptions": draw(st.sampled_from([0, 1, 100])),
+            "theta_ratio": draw(st.sampled_from([0.0, 0.025])),
+            "waste_ratio": 1.0,
         },
         backends=[
             {
@@ -91,16 +97,46 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.output: dict[str, int] = {}
         self.backend_of: dict[str, str] = {}
         self.limit: dict[str, int] = {}
+        self.stopping: set[str] = set()
+        """Those of the running ones that were told to stop."""
         self.up: set[str] = set()
         self.timer: float | None = None
 
-    @initialize(config=configurations())
-    def start(self, config: PoolConfig) -> None:
+    @initialize(config=configurations(), is_crowded=st.sampled_from([True, True, False]))
+    def start(self, config: PoolConfig, is_crowded: bool) -> None:
+        """``is_crowded``: one server is full of batch work and has shown its rate, so that running work may be cut."""
+        if is_crowded:
+            server = BackendConfig(backend=BackendId("bke_a"), kv_tokens=121, max_input_tokens=200)
+            tiers = {name: replace(config.tiers[name], max_queue_wait_s=None) for name in config.tiers}
+            config = replace(
+                config,
+                policy="slo-fair",
+                backends={server.backend: server},
+                tiers=tiers,
+                max_preemptions=1,
+                max_slice_tokens=1_024,
+            )
         self.config = config
         self.scheduler = Scheduler(config)
         for backend in config.backends:
             self.send(BackendChanged(backend=backend, is_up=True))
             self.up.add(backend)
+        if is_crowded:
+            for tenant in "abab":
+                self.arrive(
+                    f"ten_{tenant}",
+                    "batch",
+                    10,
+                    50,
+                    preferred=1_024,
+                    is_sliceable=True,
+                    sequences=1,
+                    prefix=(),
+                    key="key_a",
+                    agent=None,
+                )
+            for _ in range(2):
+                self.flow(4)
 
     def send(self, event: Event) -> None:
         actions = self.scheduler.handle(event, self.now)
@@ -118,8 +154,17 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert not self.config.backends[action.backend].is_cordoned
                 assert 1 <= action.slice_tokens <= self.specs[name].max_new_tokens - self.output[name]
                 self.place[name] = "running"
+                self.stopping.discard(name)
                 self.backend_of[name] = action.backend
                 self.limit[name] = self.output[name] + action.slice_tokens
+            case Preempt():
+                name = action.request_id
+                assert self.place[name] == "running"
+                assert name not in self.stopping
+                assert action.backend == self.backend_of[name]
+                assert self.specs[name].is_sliceable
+                assert self.output[name] > 0
+                self.stopping.add(name)
             case Reject() | Expire():
                 assert self.place[action.request_id] == "waiting"
                 assert action.detail
@@ -189,6 +234,20 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.output[name] += tokens
             self.send(Progressed(request_id=RequestId(name), output_tokens=tokens))
 
+    @rule(tokens=st.integers(1, 4))
+    def flow(self, tokens: int) -> None:
+        """A second in which every running request gets some tokens."""
+        self.now += 1.0
+        shown = []
+        for name in self.those("running"):
+            count = min(tokens, self.limit[name] - self.output[name])
+            if count > 0:
+                self.output[name] += count
+                shown.append((RequestId(name), count))
+        self.send(Stepped(tokens=shown))
+        self.timer = None
+        self.send(TimerFired())
+
     @rule(index=INDEX, dropped=st.integers(0, 2))
     def end_slice(self, index: int, dropped: int) -> None:
         name = self.one("running", index)
@@ -201,6 +260,25 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.place[name] = "waiting"
         prompt = self.specs[name].prompt_tokens + self.output[name]
         self.send(SliceEnded(request_id=RequestId(name), dropped_tokens=dropped, next_prompt_tokens=prompt))
+
+    @rule(index=INDEX, dropped=st.integers(0, 2), is_overtaken=st.booleans())
+    def stop(self, index: int, dropped: int, is_overtaken: bool) -> None:
+        """The stream of a request that was told to stop is closed; its end may have come first."""
+        names = sorted(self.stopping)
+        if not names:
+            return
+        name = names[index % len(names)]
+        prompt = self.specs[name].prompt_tokens + self.output[name]
+        self.stopping.discard(name)
+        if is_overtaken or self.output[name] >= self.specs[name].max_new_tokens:
+            self.place[name] = "ended"
+            self.send(Finished(request_id=RequestId(name)))
+        else:
+            dropped = min(dropped, self.output[name])
+            self.output[name] -= dropped
+            self.place[name] = "waiting"
+            prompt -= dropped
+        self.send(Preempted(request_id=RequestId(name), dropped_tokens=dropped, next_prompt_tokens=prompt))
 
     @rule(index=INDEX)
     def finish(self, index: int) -> None:
@@ -280,6 +358,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: hasattr(self, "scheduler"))
     @invariant()
     def nobody_is_forgotten(self) -> None:
+        self.stopping &= set(self.those("running"))
         stats = self.scheduler.stats()
         assert stats.queued == len(self.those("waiting"))
         assert stats.running == len(self.those("running"))
