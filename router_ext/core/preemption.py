@@ -30,7 +30,7 @@ Source: gap trigger: named as future work by Sheng et al. (OSDI 2024). Late-run 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from router_ext.core.actions import Action, Preempt
@@ -290,28 +290,14 @@ class Preemption:
     ) -> list[Request]:
         """Whom to cut on this backend to free so many blocks; empty if that is impossible."""
         limit = self._config.max_preemptions
-        order: list[tuple[float, int, int, Request]] = []
-        total = 0
-        for ticket, request in backend.running.items():
-            if is_protected(request, backend, limit) or (may_be_cut is not None and not may_be_cut(request)):
-                continue
-            order.append((lost_tokens(request) / request.blocks, -request.queue.rank, -ticket, request))
-            total += request.blocks
-        if total < missing_blocks:
-            return []
-        order.sort()
-        chosen: list[Request] = []
-        freed = 0
-        for _, _, _, request in order:
-            chosen.append(request)
-            freed += request.blocks
-            if freed >= missing_blocks:
-                break
-        for request in sorted(chosen, key=lambda request: -request.blocks):
-            if freed - request.blocks >= missing_blocks:
-                chosen.remove(request)
-                freed -= request.blocks
-        return chosen
+        return choose_victims(
+            [
+                request
+                for request in backend.running.values()
+                if not is_protected(request, backend, limit) and (may_be_cut is None or may_be_cut(request))
+            ],
+            missing_blocks,
+        )
 
     def _perform(self, cut: Cut, trigger: str, now: float, actions: list[Action]) -> None:
         reason = _REASONS[trigger]
@@ -322,6 +308,29 @@ class Preemption:
             actions.append(
                 Preempt(request_id=request.request_id, backend=cut.backend.backend_id, reason=f"{trigger}: {reason}")
             )
+
+
+def choose_victims(eligible: Sequence[Request], missing_blocks: int) -> list[Request]:
+    """Whom of these to cut to free so many blocks; empty if all together do not.
+
+    In the order of tokens lost per block freed (ties: the lowest tier, then the latest start) the smallest prefix that
+    suffices, less those that prove superfluous, largest first.
+    """
+    if sum(request.blocks for request in eligible) < missing_blocks:
+        return []
+    order = sorted(eligible, key=lambda r: (lost_tokens(r) / r.blocks, -r.queue.rank, -r.ticket))
+    chosen: list[Request] = []
+    freed = 0
+    for request in order:
+        chosen.append(request)
+        freed += request.blocks
+        if freed >= missing_blocks:
+            break
+    for request in sorted(chosen, key=lambda r: -r.blocks):
+        if freed - request.blocks >= missing_blocks:
+            chosen.remove(request)
+            freed -= request.blocks
+    return chosen
 
 
 def lost_tokens(request: Request) -> int:

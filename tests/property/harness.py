@@ -30,6 +30,7 @@ from router_ext.core.events import (
 from router_ext.core.fairness import counters as counters_module
 from router_ext.core.ids import BackendId, KeyId, RequestId, TenantId, TierName
 from router_ext.core.scheduler import Scheduler
+from tests.property.cuts import Cuts
 from tests.property.oracle import SLACK, Job, LawBroken, Oracle
 from tests.property.tgi_steps import StepServer, Stream
 
@@ -50,6 +51,8 @@ ALL_LAWS = frozenset(
         "server_queue_empty",
         "audit",
         "cuts",
+        "waste",
+        "progress",
     }
 )
 
@@ -79,6 +82,8 @@ class Scenario:
     max_preemptions: int = 0
     theta: float = 0.025
     waste: float = 0.015
+    predicted: int | None = None
+    """Output predicted of every request, as by a router that has no predictor; None for something random."""
     num_keys: int = 1
     """Keys of every tenant (of those in ``split_tenants`` if there are any); each request comes with one of them."""
     split_tenants: tuple[str, ...] = ()
@@ -137,12 +142,15 @@ def scenario(
     unequal: bool = False,
     preemptive: bool = True,
     num_keys: int = 1,
+    wild: bool = False,
+    prefill_budget: int = 1_000_000,
 ) -> Scenario:
     """A random scenario, in which somebody waits most of the time.
 
     ``passes``: (burst, backfill) ratios. ``contrast``: the first tenant sends requests that fill a server, the others
     small ones. ``unequal``: one server is several times as large as the others, goes away again and again, and every
-    tenant sends some requests that only this one can hold.
+    tenant sends some requests that only this one can hold. ``wild``: weights from 0.1 to 10 and any ``gamma``; and
+    with every fourth seed long requests of one tenant beside a crowd of short ones, under predictions that say nothing.
     """
     rng = random.Random(seed)
     num_tenants = rng.randint(2, 6)
@@ -171,6 +179,10 @@ def scenario(
         tiers.append({"name": "chat", "rank": 1, "ttft_target_s": rng.choice([0.2, 1.0, 4.0])})
         if rng.random() < 0.5:
             tiers.append({"name": "express", "rank": 0, "ttft_target_s": 0.1})
+    # Long requests of one tenant beside crowds of short ones: while one of the former runs, others receive a lot.
+    has_marathons = wild and seed % 4 == 0
+    if has_marathons:
+        names, same_mode = names[:2], "flood"
     modes = {name: same_mode or rng.choice(["flood", "flood", "on_off", "light", "bursts"]) for name in names}
     favourite = {name: rng.choice([t["name"] for t in tiers]) for name in names}
     largest_prompt = {name: rng.choice([smallest // 2, smallest // 2, 12]) for name in names}
@@ -178,10 +190,14 @@ def scenario(
     for step in range(steps):
         here = []
         for name in names:
-            for _ in range(_num_arrivals(modes[name], step, rng)):
+            is_crowd = has_marathons and name != names[0]
+            for _ in range(2 if is_crowd else _num_arrivals(modes[name], step, rng)):
                 prompt = rng.randint(1, max(1, largest_prompt[name]))
                 cap = rng.randint(1, max(1, smallest - prompt))
                 length = rng.choice([cap, cap, rng.randint(1, cap)])
+                if has_marathons:
+                    prompt = 4
+                    cap = length = rng.randint(5, 20) if is_crowd else smallest // 2
                 if contrast:
                     prompt = 4
                     cap = length = smallest - 4 if name == names[0] else rng.randint(10, 30)
@@ -189,8 +205,14 @@ def scenario(
                     prompt = rng.randint(smallest, largest - 20)
                     cap = length = rng.randint(1, largest - prompt)
                 tier = favourite[name] if rng.random() < 0.8 else rng.choice(tiers)["name"]
-                here.append((name, tier, prompt, cap, length, rng.choice([8, 16, 64, 1024])))
+                preferred = rng.choice([8, 16, 64, 1024])
+                here.append((name, tier, prompt, cap, length, 1_024 if has_marathons else preferred))
         arrivals.append(here)
+    if wild and not has_marathons:
+        weights = {name: round(10.0 ** rng.uniform(-1.0, 1.0), 3) for name in names}
+    elif has_marathons:
+        weights = dict.fromkeys(names, 1.0)
+        passes = (0.0, 0.05)
     burst, backfill = passes or (rng.choice([0.0, 0.25, 0.25, 1.0]), rng.choice([0.0, 0.05, 0.05, 0.5]))
     w_prompt, w_output = prices or rng.choice([(1.0, 2.0), (1.0, 1.0), (2.0, 1.0), (5.0, 1.0)])
     return Scenario(
@@ -209,11 +231,14 @@ def scenario(
         crash_rate=0.004 if with_faults else 0.0,
         drop_at_slice_end=with_faults,
         outages=tuple(outages),
+        prefill_budget=prefill_budget,
         backend_wait_s=rng.choice([4.0, 30.0]) if unequal else 30.0,
-        max_preemptions=rng.choice([1, 1, 3]) if preemptive else 0,
+        max_preemptions=rng.choice([1, 1, 3]) if preemptive and not (has_marathons and seed % 8) else 0,
         theta=rng.choice([0.0, 0.025, 0.25]),
         waste=rng.choice([0.015, 0.2, 1.0]),
         num_keys=num_keys,
+        knobs={"gamma": 1.0 if has_marathons else rng.choice([0.0, 0.0, 0.5, 1.0])} if wild else {},
+        predicted=rng.choice([1_024, 1_024, None]) if has_marathons else None,
     )
 
 
@@ -261,12 +286,14 @@ class Run:
             longest_prompt=max(server.usable() * server.block_size for server in self.servers.values()),
             burst=s.burst,
             backfill=s.backfill,
+            gamma=float(s.knobs.get("gamma", 0.0)),
             laws=self.laws if self.is_judged else frozenset(),
         )
         self.jobs: dict[str, Job] = {}
         self.streams: dict[str, Job] = {}
         self.cutting: list[tuple[float, Job]] = []
         """Jobs that were told to stop, with the instant at which they have."""
+        self.cuts = Cuts(self)
         self.timer: float | None = None
         self.charged: dict[str, float] = defaultdict(float)
 
@@ -322,6 +349,7 @@ class Run:
             self.arrive(*arrival)
         if with_faults:
             self.faults()
+        self.cuts.stepped()
         if "ledger" in self.laws:
             self.judge_ledger()
         if "audit" in self.laws and (wrong := self.scheduler.audit()):
@@ -332,7 +360,7 @@ class Run:
         tenant = self.rename(tenant)
         name = f"req_{order}"
         job = self.jobs[name] = Job(name, tenant, tier, order, prompt, cap, length, preferred, prompt)
-        job.predicted = self.rng.randint(1, 2 * cap)
+        job.predicted = self.scenario.predicted or self.rng.randint(1, 2 * cap)
         split = self.scenario.split_tenants
         if not split or tenant in split:
             job.key = f"key_{self.rng_keys.randrange(self.scenario.num_keys)}"
@@ -366,6 +394,7 @@ class Run:
         request_id = RequestId(job.name)
         if what == "token":
             self.oracle.token(job)
+            self.cuts.token()
             self.send(Progressed(request_id=request_id, output_tokens=1), decides=False)
             return
         self.forget(job)
@@ -383,11 +412,14 @@ class Run:
     def forget(self, job: Job) -> None:
         """Its stream is over, whether it was told to stop or not."""
         del self.streams[job.upstream]
+        if any(other is job for _, other in self.cutting):
+            self.cuts.spared(job)
         self.cutting = [entry for entry in self.cutting if entry[1] is not job]
 
     def stop_those_due(self) -> None:
         """Report those that were told to stop, each once: at once, or after more tokens or even the end overtook."""
         while (due := next((job for at, job in self.cutting if at <= self.now), None)) is not None:
+            self.cutting = [entry for entry in self.cutting if entry[1] is not due]
             self.forget(due)
             dropped = self.rng.randint(0, min(2, due.output)) if self.scenario.drop_at_slice_end else 0
             self.back_to_queue(due, dropped)
@@ -453,6 +485,7 @@ class Run:
             self.forget(job)
         else:
             self.oracle.leave(job)
+            self.cuts.spared(job)
         job.place = "ended"
         job.outcomes.append("cancelled")
         self.send(Cancelled(request_id=RequestId(job.name)))
@@ -496,8 +529,8 @@ class Run:
         actions = self.scheduler.handle(event, self.now)
         for action in actions:
             self.carry_out(action)
-        if "cuts" in self.laws and any(isinstance(action, Preempt) for action in actions):
-            self.judge_cuts([action for action in actions if isinstance(action, Preempt)])
+        if told := [action for action in actions if isinstance(action, Preempt)]:
+            self.cuts.told(told)
         if "work_conserving" in self.laws and decides and self.is_judged:
             self.judge_work_conserving()
 
@@ -507,6 +540,7 @@ class Run:
                 job = self.jobs[action.request_id]
                 job.slice_end = job.output + action.slice_tokens
                 self.oracle.dispatch(job)
+                self.cuts.resumed(job)
                 self.log.append((self.now, job.name, str(action.backend), action.slice_tokens, action.segment))
                 job.backend = action.backend
                 job.upstream = f"{job.name}/{action.segment}"
@@ -520,6 +554,7 @@ class Run:
                 job = self.jobs[action.request_id]
                 self.log.append((self.now, job.name, action.code.value))
                 self.oracle.leave(job)
+                self.cuts.spared(job)
                 job.place = "ended"
                 job.outcomes.append(action.code.value)
             case Preempt():
@@ -538,8 +573,9 @@ class Run:
     def judge_work_conserving(self) -> None:
         """If somebody waits and the head in turn fits, it has been admitted (unless gate, headroom or claims forbid).
 
-        Judged where the oracle knows that nothing forbids: the head in turn is urgent, or no tier has a target
-        (no headroom, no urgent claims) and no prefill window binds.
+        Judged where the oracle knows that nothing forbids: the head in turn is urgent (and within its pass, from which
+        ``gamma`` may lead it away), or no tier has a target (no headroom, no urgent claims) and no prefill window
+        binds.
         """
         oracle = self.oracle
         first = oracle.in_turn()
@@ -548,7 +584,7 @@ class Run:
         head = oracle.line(first[0])[0]
         if oracle.is_tied(head):
             return
-        if oracle.targets and not oracle.is_urgent(head):
+        if oracle.targets and not (oracle.is_urgent(head) and oracle.may_pass(head.tenant)):
             return
         new = self.next_slice(head)
         for backend in self.scheduler.stats().backends:
@@ -556,32 +592,6 @@ class Run:
             free = (backend.usable_tokens - backend.reserved_tokens) // server.block_size
             if backend.is_up and server.blocks(head.input_tokens, new) <= free:
                 raise LawBroken(f"work_conserving: {head.name} is in turn, fits on {backend.backend} and still waits")
-
-    def judge_cuts(self, cuts: list[Preempt]) -> None:
-        """Victims lie on one server, are protected by no guard, and free enough for somebody who should start."""
-        if len({cut.backend for cut in cuts}) != 1:
-            raise LawBroken(f"cuts: victims lie on several servers: {cuts}")
-        name = cuts[0].backend
-        server = self.servers[name]
-        victims = [self.jobs[cut.request_id] for cut in cuts]
-        for job in victims:
-            job.cuts += 1
-            if (job.place, job.backend) != ("running", name):
-                raise LawBroken(f"cuts: {job.name} is {job.place} on {job.backend}, not running on {name}")
-            if job.cuts > self.scenario.max_preemptions:
-                raise LawBroken(f"cuts: {job.name} was cut {job.cuts} times")
-            if job.output > 0.8 * job.predicted:
-                raise LawBroken(f"cuts: {job.name} had {job.output} of {job.predicted} predicted tokens")
-            if job.output == 0 or job.prompt + job.output > self.scenario.prefill_budget:
-                raise LawBroken(f"cuts: {job.name} had {job.output} tokens after a prompt of {job.prompt}")
-        held = [stream for stream in server.running + server.queue if not stream.is_closing]
-        names = {job.upstream for job in victims}
-        stays = sum(server.blocks(s.input_tokens, s.new_tokens) for s in held if s.name not in names)
-        free = server.usable() - stays
-        waiting = [job for queue in self.oracle.queues.values() for job in queue]
-        least = min(server.blocks(job.input_tokens, self.next_slice(job)) for job in waiting)
-        if least > free:
-            raise LawBroken(f"cuts: {names} leave {free} blocks on {name}, nobody who waits takes less than {least}")
 
     def next_slice(self, job: Job) -> int:
         rest = job.cap - job.output

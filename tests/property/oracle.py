@@ -34,9 +34,11 @@ class Job:
     preferred_slice: int
     input_tokens: int
     predicted: int = 1
+    slice_start: int = 0
     slice_end: int = 0
     output: int = 0
     cuts: int = 0
+    owed: int = 0
     paid_in: int = 0
     paid_out: int = 0
     resumed: bool = False
@@ -61,6 +63,7 @@ class Oracle:
     burst: float
     backfill: float
     laws: frozenset[str]
+    gamma: float = 0.0
     counter: dict[str, float] = field(default_factory=dict)
     delivered: dict[str, float] = field(default_factory=dict)
     queues: dict[str, list[Job]] = field(default_factory=dict)
@@ -68,6 +71,8 @@ class Oracle:
     last_left: str | None = None
     pairs: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
     levels: dict[tuple[str, str], Level] = field(default_factory=dict)
+    running: dict[str, Job] = field(default_factory=dict)
+    """Jobs that were started; those that run no longer are forgotten when it is read."""
     worst_counter: float = 0.0
     worst_pair: float = 0.0
 
@@ -90,7 +95,14 @@ class Oracle:
 
     def counter_bound(self, tenant: str) -> float:
         largest = max(self.urgency_pass(tenant), self.backfill_pass(tenant))
-        return self.peak / self.weights[tenant] + largest
+        return max(self.peak / self.weights[tenant], self.gamma * self.peak / min(self.weights.values())) + largest
+
+    def ahead_bound(self, tenant: str, other: str) -> float:
+        """The same of the pair: largest ``c_tenant - c_other``."""
+        if not self.gamma:
+            return self.counter_bound(tenant)
+        largest = max(self.urgency_pass(tenant), self.backfill_pass(tenant))
+        return max(self.peak / self.weights[tenant], self.gamma * self.peak / self.weights[other]) + largest
 
     # --- what is read ----------------------------------------------------------------------------------------------
 
@@ -102,8 +114,21 @@ class Oracle:
 
     def in_turn(self) -> list[str]:
         """Backlogged tenants that may be the one in turn; several if the oracle cannot tell."""
-        floor = self.floor()
-        return [] if floor is None else [t for t in self.backlogged() if self.counter[t] <= floor + SLACK]
+        keys = {tenant: self.key(tenant) for tenant in self.backlogged()}
+        least = min(keys.values(), default=0.0)
+        return [tenant for tenant, key in keys.items() if key <= least + SLACK]
+
+    def key(self, tenant: str) -> float:
+        """What decides whose turn it is: the counter, and a share of what is expected of the slices in flight."""
+        if not self.gamma:
+            return self.counter[tenant]
+        self.running = {name: job for name, job in self.running.items() if job.place == "running"}
+        expected = sum(
+            max(0, min(job.predicted, job.slice_end) - job.output)
+            for job in self.running.values()
+            if job.tenant == tenant
+        )
+        return self.counter[tenant] + self.gamma * self.w_output * expected / self.weights[tenant]
 
     def line(self, tenant: str, tier: str | None = None) -> list[Job]:
         """Waiting jobs in order: rank, the key with the least service, ran before, arrival."""
@@ -134,6 +159,11 @@ class Oracle:
 
     def is_urgent(self, job: Job) -> bool:
         return job.tier in self.targets and job.output == 0
+
+    def may_pass(self, tenant: str) -> bool:
+        """Whether urgent heads of the tenant may go ahead of others."""
+        floor = self.floor()
+        return floor is not None and self.counter[tenant] - floor <= self.urgency_pass(tenant) + SLACK
 
     # --- what happens ----------------------------------------------------------------------------------------------
 
@@ -196,6 +226,8 @@ class Oracle:
                 raise LawBroken(f"key_order: {job.name} of key {job.key} went first, which is {ahead:g} ahead")
         self.leave(job)
         job.place = "running"
+        job.slice_start = job.output
+        self.running[job.name] = job
         unpaid = max(0, job.prompt - job.paid_in)
         job.paid_in = max(job.paid_in, job.prompt)
         self._charge(job, self.w_prompt * unpaid)
@@ -209,7 +241,7 @@ class Oracle:
         allowed = self.backfill_pass(tenant)
         if self.is_urgent(job):
             allowed = max(allowed, self.urgency_pass(tenant))
-        if ahead > allowed + SLACK:
+        if ahead > allowed + SLACK and not (self.gamma and tenant in self.in_turn()):
             raise LawBroken(f"no_skipping: {job.name} of {tenant} is {ahead:g} ahead of the floor, pass {allowed:g}")
 
     def token(self, job: Job) -> None:
@@ -235,9 +267,13 @@ class Oracle:
                 self._watch_pair((min(tenant, other), max(tenant, other)))
 
     def _watch_counter(self, tenant: str) -> None:
+        others = self.backlogged() if self.gamma else []
         floor = self.floor()
         assert floor is not None
         ratio = (self.counter[tenant] - floor) / self.counter_bound(tenant)
+        for other in others:
+            ahead = self.counter[tenant] - self.counter[other]
+            ratio = max(ratio, ahead / self.ahead_bound(tenant, other))
         self.worst_counter = max(self.worst_counter, ratio)
         if "counter_bound" in self.laws and ratio > 1.0 + SLACK:
             raise LawBroken(f"counter_bound: {tenant} is {ratio:.3f} of its bound above the floor")
@@ -250,7 +286,7 @@ class Oracle:
     def _watch_pair(self, pair: tuple[str, str]) -> None:
         gap = self._gap(pair)
         low, high = self.pairs[pair]
-        bound = sum(self.counter_bound(tenant) for tenant in pair)
+        bound = self.ahead_bound(*pair) + self.ahead_bound(*reversed(pair))
         ratio = max(gap - low, high - gap) / bound
         self.worst_pair = max(self.worst_pair, ratio)
         self.pairs[pair] = (min(low, gap), max(high, gap))
