@@ -13,9 +13,10 @@ one sibling, as most tenants with one key, keeps no index at all.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TypeVar
+
+from router_ext.core.front_heap import FrontHeap
 
 _SLACK = 64
 """Forgotten entries tolerated beside as many live ones, before a heap is rebuilt."""
@@ -56,7 +57,7 @@ class MinIndex(Generic[S]):
 
     def __init__(self, key: Callable[[S], float]) -> None:
         self._key = key
-        self._heap: list[tuple[float, int, S]] = []
+        self._heap: FrontHeap[tuple[float, int, S]] = FrontHeap()
         self._live: dict[S, float] = {}
         """Key of the one entry of each sibling that counts."""
 
@@ -68,7 +69,7 @@ class MinIndex(Generic[S]):
         key = self._key(sibling)
         self._live[sibling] = key
         heap = self._heap
-        heapq.heappush(heap, (key, sibling.since, sibling))
+        heap.push((key, sibling.since, sibling))
         if len(heap) > 2 * len(self._live) + _SLACK:
             self.rebuild()
 
@@ -86,36 +87,34 @@ class MinIndex(Generic[S]):
         """Drop forgotten entries; O(n), paid for by as many forgotten ones."""
         for sibling in self._live:
             self._live[sibling] = self._key(sibling)
-        self._heap = [(key, sibling.since, sibling) for sibling, key in self._live.items()]
-        heapq.heapify(self._heap)
+        self._heap = FrontHeap([(key, sibling.since, sibling) for sibling, key in self._live.items()])
 
     def top(self) -> S | None:
         """The one with the smallest key."""
         heap = self._heap
         live = self._live
-        while heap:
-            entry = heap[0]
+        while (entry := heap.front[0] if heap.front else heap.first()) is not None:
             old, since, sibling = entry
-            if sibling.since != since or live.get(sibling) != old:
-                heapq.heappop(heap)
-                continue
-            key = self._key(sibling)
-            if key > old:
+            if sibling.since == since and live.get(sibling) == old:
+                key = self._key(sibling)
+                if key <= old:
+                    return sibling
                 live[sibling] = key
-                heapq.heapreplace(heap, (key, since, sibling))
-                continue
-            return sibling
+                heap.pop()
+                heap.push((key, since, sibling))
+            else:
+                heap.pop()
         return None
 
     def pop(self) -> tuple[float, int, S] | None:
         """Take the smallest entry out, to look at the next; give it back with ``restore``."""
-        return heapq.heappop(self._heap) if self.top() is not None else None
+        return self._heap.pop() if self.top() is not None else None
 
     def restore(self, entries: list[tuple[float, int, S]]) -> None:
         """Give popped entries back. One that stopped counting meanwhile is dropped."""
         for entry in entries:
             if entry[2].since == entry[1] and self._live.get(entry[2]) == entry[0]:
-                heapq.heappush(self._heap, entry)
+                self._heap.push(entry)
 
     def waiting(self) -> list[S]:
         """All that wait, next one first. O(n log n)."""

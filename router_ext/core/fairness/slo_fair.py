@@ -31,12 +31,12 @@ token-level simulation: free skipping broke the bound, claims that stick to a re
 
 from __future__ import annotations
 
-import heapq
 from typing import ClassVar
 
 from router_ext.core.calls import TagOrder
 from router_ext.core.config import PoolConfig
 from router_ext.core.fairness.base import Candidates, FairnessPolicy, Standing, Surroundings
+from router_ext.core.front_heap import FrontHeap
 from router_ext.core.queues import Tenant, TierQueue
 from router_ext.core.request import Request
 from router_ext.core.siblings import MinIndex
@@ -83,9 +83,9 @@ class SloFair(FairnessPolicy):
         self._first_token_s = around.first_token_s
         self._aging_s = config.aging_s
         self._aging_ratio = config.aging_ratio
-        self._on_time: list[_Entry] = []
-        self._late: list[_Entry] = []
-        self._parked: list[_Entry] = []
+        self._on_time: FrontHeap[_Entry] = FrontHeap()
+        self._late: FrontHeap[_Entry] = FrontHeap()
+        self._parked: FrontHeap[_Entry] = FrontHeap()
         self._num_live = 0
         self._order = 0
         self._gamma = config.gamma
@@ -163,14 +163,13 @@ class SloFair(FairnessPolicy):
             self._num_live += 1
         self._enter(self._on_time, _ON_TIME, queue, head.deadline_s)
 
-    def _enter(self, heap: list[_Entry], where: int, queue: TierQueue, key: float) -> None:
+    def _enter(self, heap: FrontHeap[_Entry], where: int, queue: TierQueue, key: float) -> None:
         queue.urgency = where
         queue.version += 1
         self._order += 1
-        heapq.heappush(heap, (key, self._order, queue.version, queue))
+        heap.push((key, self._order, queue.version, queue))
         if len(heap) > 2 * self._num_live + 64:
-            heap[:] = [entry for entry in heap if entry[3].version == entry[2]]
-            heapq.heapify(heap)
+            heap.keep(lambda entry: entry[3].version == entry[2])
 
     def ahead(self, request: Request, now: float) -> tuple[float, float] | None:
         """What its tenant has in line before it, at the tenant's share; at the whole rate where urgency lets it pass,
@@ -187,7 +186,8 @@ class SloFair(FairnessPolicy):
 
     def peek_urgent(self) -> Request | None:
         """The head with the earliest deadline among those not known to be late or out of their pass."""
-        return self._on_time[0][3].head if self._on_time else None
+        first = self._on_time.first()
+        return None if first is None else first[3].head
 
     def candidates(self, now: float) -> Candidates:
         """Urgent heads within their pass, the pick, then others within the smaller pass.
@@ -289,33 +289,29 @@ class SloFair(FairnessPolicy):
 
     def _next_on_time(self, now: float, floor: float) -> _Entry | None:
         heap = self._on_time
-        while heap:
-            entry = heap[0]
+        while (entry := heap.first()) is not None:
+            heap.pop()
             queue = entry[3]
             if queue.version != entry[2]:
-                heapq.heappop(heap)
                 continue
             head = queue.head
             assert head is not None
             assert head.deadline_s is not None
             if not self._may_pass(queue, floor):
-                heapq.heappop(heap)
                 continue
             if now + self._first_token_s(head.input_tokens) > head.deadline_s:
-                heapq.heappop(heap)
                 self._enter(self._late, _LATE, queue, head.deadline_s)
                 continue
-            return heapq.heappop(heap)
+            return entry
         return None
 
     def _next_late(self, floor: float) -> _Entry | None:
         heap = self._late
-        while heap:
-            queue = heap[0][3]
-            if queue.version != heap[0][2] or not self._may_pass(queue, floor):
-                heapq.heappop(heap)
-                continue
-            return heapq.heappop(heap)
+        while (entry := heap.first()) is not None:
+            heap.pop()
+            queue = entry[3]
+            if queue.version == entry[2] and self._may_pass(queue, floor):
+                return entry
         return None
 
     def _may_pass(self, queue: TierQueue, floor: float) -> bool:
@@ -329,8 +325,9 @@ class SloFair(FairnessPolicy):
 
     def _unpark(self, floor: float) -> None:
         parked = self._parked
-        while parked and parked[0][0] <= floor:
-            _, _, version, queue = heapq.heappop(parked)
+        while (first := parked.first()) is not None and first[0] <= floor:
+            parked.pop()
+            _, _, version, queue = first
             if queue.version != version:
                 continue
             head = queue.head
@@ -339,7 +336,7 @@ class SloFair(FairnessPolicy):
             self._enter(self._on_time, _ON_TIME, queue, head.deadline_s)
 
 
-def _restore(heap: list[_Entry], held: list[_Entry]) -> None:
+def _restore(heap: FrontHeap[_Entry], held: list[_Entry]) -> None:
     for entry in held:
         if entry[3].version == entry[2]:
-            heapq.heappush(heap, entry)
+            heap.push(entry)
