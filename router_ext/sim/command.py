@@ -154,7 +154,8 @@ def _result(args: argparse.Namespace, choice: SuiteChoice, progress: Progress, *
     """Run one suite at one load, and write its report: into a directory by its rate if there are others."""
     suite = choice.build()
     policies = list(dict.fromkeys(args.policy or [*policy_names(), *([RAW] if suite.has_raw else [])]))
-    seeds = args.seed or list(range(1, (args.seeds or (1 if args.suite == TRACE else _DEFAULT_SEEDS)) + 1))
+    num_seeds = args.seeds or (1 if args.suite == TRACE else _DEFAULT_SEEDS)
+    seeds = list(dict.fromkeys(args.seed or range(1, num_seeds + 1)))
     outcomes = _outcomes(args, choice, suite, policies, seeds, progress)
     printed = result(outcomes)
     if args.report is not None:
@@ -199,7 +200,7 @@ def _outcomes(
         "is_slice_oracle": args.slice_oracle,
     }
     tasks = [Task(policy=policy, seed=seed, **options) for policy in policies for seed in seeds]
-    alone = [client.name for client in suite.clients if client.ttft_target_s is not None] if suite.has_alone else []
+    alone = [client.name for client in suite.clients] if suite.has_alone else []
     tasks += [Task(policy=ALONE_POLICY, seed=seed, alone=name, **options) for name in alone for seed in seeds]
     recordings = perform(tasks, f"{suite.name}: {', '.join(policies)}")
     each = [recordings[start : start + len(seeds)] for start in range(0, len(recordings), len(seeds))]
@@ -254,14 +255,20 @@ def _again(
 
 
 def _positive(text: str) -> int:
-    value = int(text)
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 on")
     return value
 
 
 def _rate(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0.0 < value < 1_000.0:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0 and below 1,000")
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0 and below 1,000")
     return value

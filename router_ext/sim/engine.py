@@ -33,6 +33,7 @@ from router_ext.core.fairness import TEST_POLICIES
 from router_ext.core.ids import BackendId, KeyId, RequestId, TenantId, TierName
 from router_ext.core.prefix import PREFIX_BLOCK_TOKENS
 from router_ext.core.scheduler import Scheduler
+from router_ext.errors import SimulationError
 from router_ext.sim.gaps import Gaps
 from router_ext.sim.jobs import Agent, Job
 from router_ext.sim.prediction import Prediction, Predictor
@@ -59,8 +60,6 @@ _FOREVER = float("inf")
 def pool_config(suite: Suite, policy: str) -> PoolConfig:
     """The pool of a suite: its servers as an operator would state them, no limit on queues."""
     model = suite.model
-    # Without chunking TGI takes no prompt longer than its prefill budget.
-    longest = model.kv_tokens if model.is_chunked else model.prefill_budget_tokens
     targets = sorted({c.ttft_target_s for c in suite.clients if c.ttft_target_s is not None})
     config = build_pool(
         pool={
@@ -75,7 +74,7 @@ def pool_config(suite: Suite, policy: str) -> PoolConfig:
                 "kv_tokens": model.kv_tokens,
                 "prefill_budget_tokens": model.prefill_budget_tokens,
                 "is_chunked": model.is_chunked,
-                "max_input_tokens": longest,
+                "max_input_tokens": model.longest_input_tokens,
                 "max_total_tokens": 2 * model.kv_tokens,
                 "max_concurrent_requests": 1_000_000,
             }
@@ -216,6 +215,8 @@ class Run:
                 self._on_closed(payload, now)  # type: ignore[arg-type]
             if self._is_batch_done:
                 if self._end_s == _FOREVER:
+                    if now == 0.0:
+                        raise SimulationError(f"suite {suite.name}: these servers take nothing of the batch")
                     self._end_s = now
                     self._close_books(now)
                     return now
@@ -260,7 +261,10 @@ class Run:
         job.request_id = RequestId(f"req_{len(self._jobs):06d}")
         self._by_id[job.request_id] = job
         suite = self._suite
-        if suite.longest_tokens and job.input_tokens + suite.longest_tokens > suite.model.kv_tokens:
+        model = suite.model
+        if job.input_tokens > model.longest_input_tokens or (
+            suite.longest_tokens and job.input_tokens + suite.longest_tokens > model.kv_tokens
+        ):
             job.is_refused = True
             self._close_job(job, now)
             return
@@ -433,7 +437,8 @@ class Run:
         job = stream.job
         job.stream = None
         job.kept += stream.written
-        if job.kept >= job.output_tokens:
+        if job.kept >= job.output_tokens or isinstance(self._scheduler, RawRouter):
+            # Without a router the server's end is the end, even if it could not go on.
             self._finish(job, now)
             self._handle(Finished(request_id=job.request_id), now)
             return

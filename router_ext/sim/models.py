@@ -36,6 +36,11 @@ class ServerModel:
     waiting_served_ratio: float = 0.3
     max_waiting_tokens: int = 20
 
+    @property
+    def longest_input_tokens(self) -> int:
+        """The longest prompt it takes: without chunking one that fits into a prefill."""
+        return self.kv_tokens if self.is_chunked else self.prefill_budget_tokens
+
 
 A10G = ServerModel(
     name="a10g",

@@ -11,6 +11,7 @@ Rules, as TGI v3 applies them:
   processed; queued, it vanishes when it reaches the head.
 - Only prompts are cached, least recently used first to go, in KV that nobody has reserved.
 - A request for more than 1,024 new tokens runs in pieces; each goes to the tail of the queue with all it has written.
+  It ends early where that has become longer than the longest prompt.
 
 Cost: O(requests that enter or leave) per iteration, not O(running): requests that decode share one clock, a heap holds
 at which tick each ends, and the context length of all is a running sum.
@@ -336,7 +337,8 @@ class Server:
         produced = self._tick - stream.base + 1
         self._leave(stream, now)
         stream.written += produced
-        if stream.written < min(stream.length, stream.new_tokens):
+        is_over = stream.written >= min(stream.length, stream.new_tokens)
+        if not is_over and stream.input_tokens + produced <= self.model.longest_input_tokens:
             stream.input_tokens += produced
             self._enqueue(stream)
         else:

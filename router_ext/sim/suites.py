@@ -43,7 +43,7 @@ class Suite:
         pool: fields of the pool that differ from their defaults.
         longest_tokens: a request is refused if its input and so many outputs exceed the KV; 0 for no such rule.
         has_raw: running it without a router says something.
-        has_alone: each tenant with a target is run alone as well, for comparison.
+        has_alone: each tenant is run alone as well, for comparison.
         has_capacity: the rate up to which its targets are met is looked for.
     """
 
@@ -66,8 +66,15 @@ class Suite:
         return any(client.is_open_ended for client in self.clients)
 
     def alone(self, name: str) -> Suite:
-        """The same servers with that tenant's requests alone, for as long as is enough for a percentile."""
-        clients = tuple(replace(client, is_open_ended=False) for client in self.clients if client.name == name)
+        """The same servers with that tenant's requests alone: a batch to its end, who sends beside it for as long as is
+        enough for a percentile.
+        """
+        until_batch_ends = self.is_until_batch_ends
+        clients = tuple(
+            replace(client, is_open_ended=until_batch_ends and client.is_batch)
+            for client in self.clients
+            if client.name == name
+        )
         return replace(self, clients=clients, has_alone=False)
 
 

@@ -10,6 +10,7 @@ import csv
 import gzip
 import io
 import math
+import zlib
 from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib.resources import files
@@ -48,7 +49,7 @@ def read_trace(path: Path) -> list[Row]:
     if path.suffix == ".gz":
         try:
             data = gzip.decompress(data)
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, zlib.error) as error:
             raise SimulationError(f"{path}: not a gzip file ({error})") from error
     try:
         text = data.decode("utf-8-sig")

@@ -116,6 +116,24 @@ def test_an_open_ended_tenant_stops_with_the_batch() -> None:
     assert max(run.requests.arrival_s) <= run.end_s
 
 
+@pytest.mark.parametrize("policy", ["raw", "slo-fair"])
+def test_a_server_without_chunking_takes_no_prompt_above_its_budget(policy: str) -> None:
+    """With or without a router; and its queue goes on."""
+    unchunked = replace(A10G, is_chunked=False)
+    clients = client("a", requests(at_once(1), fixed(4_097, 10))), client("b", requests(at_once(3), fixed(4_096, 10)))
+    run = Run(suite(*clients, model=unchunked), policy, 1).run()
+    assert run.requests.is_refused == [owner == 0 for owner in run.requests.tenant]
+    assert run.requests.output_tokens == [10 if owner else 0 for owner in run.requests.tenant]
+
+
+def test_without_a_router_an_answer_ends_where_its_next_piece_would_be_too_long() -> None:
+    unchunked = replace(A10G, is_chunked=False)
+    source = requests(at_once(1), fixed(4_000, 1_500))
+    run = Run(suite(client("a", source), model=unchunked, duration_s=600.0), "raw", 1).run()
+    assert run.requests.output_tokens == [1_024]
+    assert run.requests.finish_s[0] is not None
+
+
 def test_a_batch_is_run_to_its_end_after_arrivals_are_over() -> None:
     run = Run(suite(client("batch", requests(at_once(300), fixed(500, 100)), is_batch=True)), "fifo", 1).run()
     assert run.end_s == 60.0

@@ -158,6 +158,13 @@ def test_one_clients_arrivals_do_not_depend_on_the_others() -> None:
     assert together != [(job.arrival_s, job.input_tokens, job.output_tokens, job.guess) for job in jobs(suite, 1, 2)]
 
 
+def test_a_batch_alone_is_run_to_its_end_and_a_chatbot_for_a_while() -> None:
+    suite = SuiteChoice(name="incident").build()
+    assert suite.alone("batch").is_until_batch_ends
+    assert not suite.alone("chatbot").is_until_batch_ends
+    assert not SuiteChoice(name="mixed").build().alone("batch").is_until_batch_ends
+
+
 def test_options_a_suite_does_not_have_are_refused() -> None:
     with pytest.raises(SimulationError, match="suite overload has no rate"):
         SuiteChoice(name="overload", rate=1.0).build()

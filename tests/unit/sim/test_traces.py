@@ -59,6 +59,11 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         read_trace(tmp_path / "absent.csv")
     with pytest.raises(SimulationError, match="not a gzip file"):
         read_trace(write(tmp_path / "t.csv.gz", GOOD))
+    damaged = bytearray(gzip.compress(GOOD.encode(), mtime=0))
+    damaged[10] = 0xFF  # the first byte after the header: a block of no known kind
+    (tmp_path / "t.csv.gz").write_bytes(damaged)
+    with pytest.raises(SimulationError, match="not a gzip file"):
+        read_trace(tmp_path / "t.csv.gz")
     (tmp_path / "b.csv").write_bytes(b"t_s\xff\n")
     with pytest.raises(SimulationError, match="byte 3 is not UTF-8"):
         read_trace(tmp_path / "b.csv")
