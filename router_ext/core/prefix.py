@@ -8,7 +8,8 @@ A prompt is known by its *chain*: one hash per block of ``PREFIX_BLOCK_TOKENS`` 
 prompt up to there and salted by the tenant, so that nobody profits from, or learns of, another tenant's prompts.
 
 Invariants: a block is held only together with those before it in its chain (the last of a chain are the first to go),
-which makes ``match`` a binary search. What is held and not shared fits into the KV that nobody has reserved.
+which makes ``match`` a binary search. At a dispatch what is held and not shared is cut down to the KV that nobody has
+reserved.
 
 Cost: ``match`` O(log blocks of the chain); start and stop of a request O(blocks of its chain).
 """

@@ -56,6 +56,8 @@ class Dlpm(Drr):
         self._held_blocks = around.held_blocks
         self._passed: dict[Request, int] = {}
         """Requests in turn in their line -> how many of it went before them."""
+        self._has_prefixes = any(request.prefix for request in around.room.in_line.values())
+        """Whether a request with a prefix has ever come: without them the search would find nothing."""
 
     @classmethod
     def pass_ratio(cls, config: PoolConfig) -> float:
@@ -65,6 +67,12 @@ class Dlpm(Drr):
     def inherit(self, before: Any) -> None:
         """Who has been passed over is not forgotten."""
         self._passed = before._passed
+        self._has_prefixes = before._has_prefixes
+
+    def arrived(self, request: Request, now: float) -> None:
+        """See whether it has a prefix."""
+        if request.prefix:
+            self._has_prefixes = True
 
     def started(self, request: Request, now: float) -> None:
         """Note whom it was served ahead of."""
@@ -79,7 +87,10 @@ class Dlpm(Drr):
 
     def candidates(self, now: float) -> Candidates:
         """The best cached of those in the present round, and nobody else."""
-        keys = self._keys
+        if not self._has_prefixes:
+            yield from super().candidates(now)
+            return
+        keys, held_blocks = self._keys, self._held_blocks
         popped: list[tuple[float, int, Tenant]] = []
         best: Request | None = None
         most = -1
@@ -90,7 +101,7 @@ class Dlpm(Drr):
             head = entry[2].head(now, self._aging_s)
             assert head is not None
             for request in self._window(head):
-                held = self._held_blocks(request.prefix) if request.prefix else 0
+                held = held_blocks(request.prefix) if request.prefix else 0
                 if held > most:
                     best, most = request, held
         keys.restore(popped)
@@ -98,7 +109,10 @@ class Dlpm(Drr):
             yield best, _HEAD
 
     def _window(self, head: Request) -> list[Request]:
-        """Requests of a tenant that may go next, the one in turn first."""
-        if head.is_resumed or self._passed.get(head, 0) >= _MAX_PASSED:
+        """Requests of a tenant that may go next, the one in turn first.
+
+        That one alone if its prompt has no whole block: those behind it are then mostly like it.
+        """
+        if not head.prefix or head.is_resumed or self._passed.get(head, 0) >= _MAX_PASSED:
             return [head]
         return head.lane.line.next(_WINDOW)
