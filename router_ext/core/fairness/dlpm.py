@@ -60,9 +60,9 @@ class Dlpm(Drr):
         """Whether a request with a prefix has ever come: without them the search would find nothing."""
 
     @classmethod
-    def pass_ratio(cls, config: PoolConfig) -> float:
+    def passes(cls, config: PoolConfig) -> dict[str, float]:
         """One quantum, which is less for all but the heaviest tenant."""
-        return config.dlpm_quantum_ratio
+        return {"quantum": config.dlpm_quantum_ratio}
 
     def inherit(self, before: Any) -> None:
         """Who has been passed over is not forgotten."""

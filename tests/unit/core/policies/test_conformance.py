@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from router_ext.core import bounds
 from router_ext.core.config import ConfigError, policy_names
 from router_ext.core.decision import Decider
 from router_ext.core.events import Cancelled, Finished
@@ -193,6 +194,24 @@ def test_the_hash_seed_of_the_interpreter_changes_nothing_under_any_policy() -> 
         for seed in ("1", "2")
     }
     assert len(digests) == 1
+
+
+# --- what is promised -------------------------------------------------------------------------------------------------
+
+
+@every_policy
+@pytest.mark.parametrize("seed", [550, 551])
+def test_the_largest_gap_seen_is_within_the_bound_shown_if_there_is_one(policy: str, seed: int) -> None:
+    stats = Pool(scenario(seed, policy=policy, steps=200, same_mode="flood"), cut_rate=0.005).go().scheduler.stats()
+    assert (stats.bound_service is not None) == POLICIES[policy].is_bounded
+    assert stats.bound_service is None or 0.0 < stats.largest_gap_service <= stats.bound_service
+
+
+@pytest.mark.parametrize(("policy", "share"), [("vtc", 0.0), ("vtc-predict", 0.0), ("drr", 0.025), ("dlpm", 0.25)])
+def test_the_pass_of_a_policy_is_part_of_its_bound(policy: str, share: float) -> None:
+    config = pool(policy=policy, tenants={"a": 1.0, "b": 2.0})
+    first = bounds.peak_service(config) * (2.0 if policy == "vtc-predict" else 1.0)
+    assert bounds.bound_service(config) == pytest.approx(first + share * bounds.peak_service(config))
 
 
 # --- changing the policy under load -----------------------------------------------------------------------------------
