@@ -42,6 +42,7 @@ class Pool(Run):
     def __post_init__(self) -> None:
         self.fields = keys_and_agents
         super().__post_init__()
+        self.is_judged = self.is_judged and bool(self.laws)
 
     def faults(self) -> None:
         super().faults()
