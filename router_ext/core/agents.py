@@ -206,7 +206,7 @@ class Agents:
         if request.agent_id is None:
             agent = self._begin(None, request, now)
         else:
-            key = (request.tenant.tenant_id, request.agent_id)
+            key = (request.member.tenant_id, request.agent_id)
             known = self._by_key.get(key)
             if known is None:
                 agent = self._by_key[key] = self._begin(key, request, now)
@@ -242,7 +242,7 @@ class Agents:
         self._forget_quiet(now)
 
     def _begin(self, key: tuple[TenantId, str] | None, request: Request, now: float) -> Agent:
-        tenant = request.tenant
+        tenant = request.member
         habits = tenant.habits
         if habits is None:
             habits = tenant.habits = Habits()
@@ -255,7 +255,7 @@ class Agents:
         agent = Agent(key, tenant, request.seq)
         agent.said = min(cost, _MAX_COST)
         self.clock.advance(now)
-        agent.tag = self.clock.enter(agent.said * habits.bias(), tenant.weight)
+        agent.tag = self.clock.enter(agent.said * habits.bias(), request.tenant.weight)
         return agent
 
     def _forget_quiet(self, now: float) -> None:

@@ -11,6 +11,7 @@ changes.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Collection
 
 from router_ext.core.actions import Dispatch
 from router_ext.core.admission import Backend
@@ -171,7 +172,7 @@ class Books:
             lengths = self._lengths
             request.slice_count = lengths.count
             request.preferred_slice_tokens = lengths.slice_tokens(
-                request.key, request.tenant.tenant_id, request.output_tokens
+                request.key, request.member.tenant_id, request.output_tokens
             )
         return plan(request, self._config, self._fleet.shapes, is_sliced=self.policy.is_sliced)
 
@@ -189,7 +190,7 @@ class Books:
             request.lane.num_open += 1
         at_front = trigger is Trigger.RETRY or trigger is Trigger.PREEMPTED
         self.room.take_place(request, at_front=at_front)
-        request.mark = self.clock.mark(now, request.tenant.num_dispatched)
+        request.mark = self.clock.mark(now, request.member.num_dispatched)
         last = request.last_backend
         note(request, _STEPS[trigger], now, None if last is None else last.backend_id, request.output_tokens)
         if request.is_stuck:
@@ -227,6 +228,21 @@ class Books:
         for queue in queues:
             queue.sort()
 
+    def regroup(self, moved: Collection[Tenant]) -> None:
+        """These tenants compete in the pool as another unit now; what they have here goes with them."""
+        for request in self.requests.values():
+            member = request.member
+            if member not in moved:
+                continue
+            request.tenant.expected_rest -= request.expected_rest
+            member.unit.expected_rest += request.expected_rest
+            if request.backend is not None:
+                if request.tenant is not member:
+                    request.tenant.num_running -= 1
+                if member.unit is not member:
+                    member.unit.num_running += 1
+            request.tenant = member.unit
+
     def _join_line(self, request: Request, *, at_front: bool = False) -> None:
         self.room.add(request, at_front=at_front)
         if not request.tenant.is_backlogged:
@@ -241,7 +257,7 @@ class Books:
         else:
             self.room.unpark(request, now)
         if request.mark is not None:
-            request.waited.append((request.mark, self.clock.mark(now, request.tenant.num_dispatched)))
+            request.waited.append((request.mark, self.clock.mark(now, request.member.num_dispatched)))
             request.mark = None
 
     def _leave_line(self, request: Request) -> None:
@@ -250,7 +266,7 @@ class Books:
         self.room.remove(request)
         if self._is_watching:
             self.policy.unqueued(request)
-        if tenant.num_queued == tenant.num_parked:
+        if not tenant.has_line:
             self.policy.idle(tenant)
         if was_head:
             self.policy.head_changed(request.queue)
@@ -313,7 +329,7 @@ class Books:
         num_options: int,
     ) -> Dispatch:
         """The request starts on a backend, one of ``num_options``: reserve, charge what was not paid, say so."""
-        tenant = request.tenant
+        tenant = request.member
         tenant.note_admission(request, self._aging_ratio)
         self.dequeue(request, now)
         request.state = advance(request.state, Trigger.DISPATCH)
@@ -338,6 +354,8 @@ class Books:
         request.segment = segment + 1
         tenant.num_running += 1
         tenant.num_dispatched += 1
+        if tenant.unit is not tenant:
+            tenant.unit.num_running += 1
         self.num_running += 1
         self.clock.num_dispatched += 1
         paid = request.paid_in
@@ -364,7 +382,7 @@ class Books:
             if request.is_charged:
                 paid = request.paid_in
                 service = self.cost.correct_prompt(request)
-                request.tenant.prompt_tokens += request.paid_in - paid
+                request.member.prompt_tokens += request.paid_in - paid
                 self._charge(request, service)
         request.input_tokens = prompt_tokens
 
@@ -383,7 +401,7 @@ class Books:
         paid = request.paid_out
         service = self.cost.output(request)
         if service:
-            request.tenant.output_tokens += request.paid_out - paid
+            request.member.output_tokens += request.paid_out - paid
             if self._is_gamma:
                 self._update_expected(request)
             self._charge(request, service)
@@ -392,9 +410,11 @@ class Books:
         return is_first
 
     def _charge(self, request: Request, service: float) -> None:
-        """Charge tenant and key; whose turn it is among the tenant's keys follows at once."""
+        """Charge every level; whose turn it is among keys, and among members of a group, follows at once."""
         self.served += service
         self.policy.charge(request, service)
+        if request.member is not request.tenant:
+            request.tenant.charged(request.member, service)
         queue = request.queue
         keys = queue.keys
         lane = request.lane
@@ -431,10 +451,12 @@ class Books:
         backend.stop(request)
         request.backend = None
         request.last_backend = backend
-        request.tenant.num_running -= 1
+        request.member.num_running -= 1
+        tenant = request.tenant
+        if tenant is not request.member:
+            tenant.num_running -= 1
         self.num_running -= 1
         if request.expected_rest:
-            tenant = request.tenant
             # What rounding leaves of a sum must not outlive its last part.
             tenant.expected_rest = tenant.expected_rest - request.expected_rest if tenant.num_running else 0.0
             request.expected_rest = 0.0
@@ -470,7 +492,7 @@ class Books:
         if request.cut_tokens:
             self.waste.spared(request)
         if state is State.FINISHED and request.output_tokens and request.num_sequences == 1:
-            self._lengths.finished(request.key, request.tenant.tenant_id, request.output_tokens)
+            self._lengths.finished(request.key, request.member.tenant_id, request.output_tokens)
             self.bias.finished(min(request.predicted_output_tokens, request.max_new_tokens), request.output_tokens)
         request.lane.num_open -= 1
         self.policy.ended(request)
@@ -480,7 +502,7 @@ class Books:
         self._ended[request.request_id] = request
         if len(self._ended) > _REMEMBERED:
             self._ended.popitem(last=False)
-        self._tenants.drop_idle(request.tenant)
+        self._tenants.drop_idle(request.member)
 
     def timeline(self, request_id: RequestId) -> list[Moment]:
         """What became of a request; empty if it is unknown or forgotten."""
@@ -493,7 +515,7 @@ class Books:
         if request is None:
             request = self._ended.get(request_id)
             return [] if request is None else waiting_reasons(request, None)
-        now_mark = self.clock.mark(now, request.tenant.num_dispatched) if request.mark is not None else None
+        now_mark = self.clock.mark(now, request.member.num_dispatched) if request.mark is not None else None
         return waiting_reasons(request, now_mark)
 
 

@@ -17,6 +17,11 @@ term becomes ``max(U'/w_f, gamma * U'/w_g)``.
 
 In seconds of GPU time a service is what one busy backend needs for it while somebody waits, at the measured rate.
 
+What competes for the pool is a tenant alone or a *group* of tenants; the bounds above are between those, with the
+weight of the group. Members of one group compete with each other for what it gets, under the same two bounds with
+their own weights (without gamma: inside a group the counter itself decides); between tenants of different groups only
+the bound of their groups applies. Keys of one tenant and tier: the same with weight 1 and no pass (``core.lanes``).
+
 Source: Sheng et al. (OSDI 2024), lemma 4.3 and theorem 4.4, with the constant corrected for w_prompt > w_output.
 """
 
@@ -25,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from router_ext.core.config import PoolConfig, TenantConfig
+from router_ext.core.config import GroupConfig, PoolConfig, TenantConfig
 from router_ext.core.cost import build_cost, longest_prompt, pool_tokens
 from router_ext.core.fairness import policy_class
 
@@ -38,7 +43,7 @@ class Terms:
         peak_service: ``U'``. pool_tokens, longest_prompt: ``M`` and ``L``, from which it follows.
         passes: how far ahead of the floor somebody may be and still be served, by the way of going ahead.
         gamma: how much of the predicted service in flight counts in whose turn it is.
-        lightest_weight, heaviest_weight: of the tenants configured (1 if there is none).
+        lightest_weight, heaviest_weight: of what competes for the pool, tenants alone and groups (1 if there is none).
     """
 
     peak_service: float
@@ -60,6 +65,10 @@ class Terms:
         first = max(self.peak_service / weight, self.gamma * self.peak_service / lightest)
         return first + self.pass_service / weight
 
+    def inside_bound(self, weight: float) -> float:
+        """The same of a member of a group of this weight, against the other members."""
+        return (self.peak_service + self.pass_service) / weight
+
     def pair_bound(self, weight: float, other: float) -> float:
         """Largest difference of service per weight between two tenants over any interval in which both are
         backlogged."""
@@ -78,7 +87,8 @@ def terms(config: PoolConfig) -> Terms | None:
     if not policy.is_bounded:
         return None
     peak = peak_service(config)
-    weights = [tenant.weight for tenant in config.tenants.values()]
+    weights = [tenant.weight for tenant in config.tenants.values() if tenant.group is None]
+    weights += [group.weight for group in config.groups.values()]
     return Terms(
         peak_service=peak,
         pool_tokens=pool_tokens(config),
@@ -101,16 +111,34 @@ def pass_service(config: PoolConfig) -> float:
     return 0.0 if stated is None else stated.pass_service
 
 
-def counter_bound(config: PoolConfig, tenant: TenantConfig) -> float | None:
-    """Largest ``c_f - min c`` of a backlogged tenant, in service per weight. None: the policy promises nothing."""
+def competitor(config: PoolConfig, tenant: TenantConfig) -> TenantConfig | GroupConfig:
+    """What competes for the pool in the place of a tenant: itself, or its group."""
+    return tenant if tenant.group is None else config.groups[tenant.group]
+
+
+def counter_bound(config: PoolConfig, tenant: TenantConfig | GroupConfig) -> float | None:
+    """Largest ``c_f - min c`` of a backlogged tenant (or group) against those it competes with, in service per weight.
+
+    A tenant with a group competes with the other members. None: the policy promises nothing.
+    """
     stated = terms(config)
-    return None if stated is None else stated.counter_bound(tenant.weight)
+    if stated is None:
+        return None
+    is_inside = isinstance(tenant, TenantConfig) and tenant.group is not None
+    return stated.inside_bound(tenant.weight) if is_inside else stated.counter_bound(tenant.weight)
 
 
 def pair_bound(config: PoolConfig, first: TenantConfig, second: TenantConfig) -> float | None:
-    """Largest difference of service per weight between two tenants over any interval in which both are backlogged."""
-    stated = terms(config)
-    return None if stated is None else stated.pair_bound(first.weight, second.weight)
+    """Largest difference of service per weight between two over any interval in which both are backlogged.
+
+    Of the tenants themselves if they compete with each other, else of what competes in their place.
+    """
+    one: TenantConfig | GroupConfig = first
+    other: TenantConfig | GroupConfig = second
+    if first.group != second.group:
+        one, other = competitor(config, first), competitor(config, second)
+    bounds = counter_bound(config, one), counter_bound(config, other)
+    return None if bounds[0] is None or bounds[1] is None else bounds[0] + bounds[1]
 
 
 def bound_service(config: PoolConfig) -> float | None:

@@ -18,9 +18,9 @@ from router_ext.core.ids import BackendId, TenantId, TierName
 from router_ext.core.knobs import SECTIONS, ConfigError, Knob, knob, knobs_of
 
 __all__ = [
-    "COST_MODELS", "KNOBS", "SECTIONS", "BackendConfig", "ConfigError", "Knob", "PolicyPage", "PoolConfig",
-    "TenantConfig", "TierConfig", "build_backend", "build_pool", "build_tenant", "build_tier", "policy_names",
-    "policy_pages",
+    "COST_MODELS", "KNOBS", "SECTIONS", "BackendConfig", "ConfigError", "GroupConfig", "Knob", "PolicyPage",
+    "PoolConfig", "TenantConfig", "TierConfig", "build_backend", "build_group", "build_pool", "build_tenant",
+    "build_tier", "policy_names", "policy_pages",
 ]  # fmt: skip
 
 
@@ -84,12 +84,21 @@ class TierConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupConfig:
+    """Tenants that compete in the pool as one, with this weight, and share what they get by their own weights."""
+
+    group: str
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TenantConfig:
-    """A tenant's share in the pool. ``max_queued`` bounds its waiting requests."""
+    """A tenant's share in the pool, or in its ``group`` if it has one. ``max_queued`` bounds its waiting requests."""
 
     tenant: TenantId
     weight: float = 1.0
     max_queued: int = 2_000
+    group: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +132,7 @@ class PoolConfig:
     tiers: Mapping[TierName, TierConfig] = field(default_factory=dict)
     tenants: Mapping[TenantId, TenantConfig] = field(default_factory=dict)
     backends: Mapping[BackendId, BackendConfig] = field(default_factory=dict)
+    groups: Mapping[str, GroupConfig] = field(default_factory=dict)
     cost_model: str = knob(
         "linear", choices=COST_MODELS, section=knobs.PRICES, label="Cost model",
         help="What service costs. linear: tokens at two prices. uncached: the same, without prompt tokens found in a "
@@ -328,6 +338,16 @@ def build_tenant(mapping: Mapping[str, Any]) -> TenantConfig:
         tenant=TenantId(str(mapping["tenant"])),
         weight=_number(mapping, "weight", 1.0, 0.001, 10_000, where),
         max_queued=_integer(mapping, "max_queued", 2_000, 1, 1_000_000, where),
+        group=None if mapping.get("group") is None else str(mapping["group"]),
+    )
+
+
+def build_group(mapping: Mapping[str, Any]) -> GroupConfig:
+    """Validate one group of tenants. Its weight has the range of a tenant's."""
+    where = f"group {mapping.get('group')!r}"
+    return GroupConfig(
+        group=str(mapping["group"]),
+        weight=_number(mapping, "weight", 1.0, 0.001, 10_000, where),
     )
 
 
@@ -360,12 +380,13 @@ def build_pool(
     backends: Iterable[Mapping[str, Any]],
     tiers: Iterable[Mapping[str, Any]],
     tenants: Iterable[Mapping[str, Any]],
+    groups: Iterable[Mapping[str, Any]] = (),
 ) -> PoolConfig:
     """Validate everything that concerns one pool.
 
     Args:
         pool: fields of ``PoolConfig`` by name; unknown ones are ignored (they belong to the gateway).
-        backends: fields of ``BackendConfig`` by name. tiers, tenants: likewise.
+        backends: fields of ``BackendConfig`` by name. tiers, tenants, groups: likewise.
 
     Raises:
         ConfigError: naming the field, its value and the accepted range.
@@ -376,11 +397,17 @@ def build_pool(
     if policy not in policy_names():
         raise ConfigError(f"{where}: unknown policy {policy!r} (one of {', '.join(policy_names())})")
     values: dict[str, Any] = {name: stated.check(pool.get(name), where) for name, stated in KNOBS.items()}
+    shares = {t.tenant: t for t in map(build_tenant, tenants)}
+    known = {g.group: g for g in map(build_group, groups)}
+    for share in shares.values():
+        if share.group is not None and share.group not in known:
+            raise ConfigError(f"tenant {share.tenant!r}: unknown group {share.group!r}")
     return PoolConfig(
         name=name,
         policy=policy,
         tiers={t.name: t for t in map(build_tier, tiers)},
-        tenants={t.tenant: t for t in map(build_tenant, tenants)},
+        tenants=shares,
+        groups=known,
         backends={b.backend: b for b in map(build_backend, backends)},
         **values,
     )

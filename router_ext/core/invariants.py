@@ -6,12 +6,12 @@ Each law is one function of the state that returns the sentences of what is wron
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from router_ext.core.ids import BackendId, RequestId, TenantId
 from router_ext.core.lifecycle import State
-from router_ext.core.queues import Tenant, TierQueue, WaitingRoom
+from router_ext.core.queues import Group, Tenant, TierQueue, WaitingRoom
 from router_ext.core.request import Request
 from router_ext.core.waste import WasteBudget
 
@@ -25,6 +25,7 @@ def violations(
     requests: Mapping[RequestId, Request],
     room: WaitingRoom,
     tenants: Mapping[TenantId, Tenant],
+    groups: Mapping[str, Group],
     backends: Mapping[BackendId, Backend],
     counters: Counters,
     num_running: int,
@@ -37,7 +38,8 @@ def violations(
         *_queues(requests, room, tenants),
         *_parking(room, backends),
         *_running(requests, tenants, backends, num_running),
-        *_counters(tenants, counters),
+        *_groups(requests, tenants, groups),
+        *_counters([*(t for t in tenants.values() if t.unit is t), *groups.values()], counters),
         *_preemption(requests, waste),
     ]
 
@@ -84,7 +86,7 @@ def _queues(
         yield "requests in line have lost their order"
     for tenant_id, tenant in tenants.items():
         held = [request for queue in tenant.by_rank for request in queue.requests()]
-        parked = sum(1 for request in room.parked.values() if request.tenant is tenant)
+        parked = sum(1 for request in room.parked.values() if request.member is tenant)
         if (len(held) + parked, parked) != (tenant.num_queued, tenant.num_parked):
             yield (
                 f"{tenant_id}: counts {tenant.num_queued} queued and {tenant.num_parked} parked, "
@@ -149,7 +151,7 @@ def _running(
     if len(running) != num_running:
         yield f"pool counts {num_running} running, {len(running)} are"
     for tenant_id, tenant in tenants.items():
-        count = sum(1 for request in running if request.tenant is tenant)
+        count = sum(1 for request in running if request.member is tenant)
         if count != tenant.num_running:
             yield f"{tenant_id}: counts {tenant.num_running} running, {count} are"
     for backend_id, backend in backends.items():
@@ -168,9 +170,39 @@ def _running(
             yield f"{backend_id}: expected releases have lost their order"
 
 
-def _counters(tenants: Mapping[TenantId, Tenant], counters: Counters) -> Iterator[str]:
-    """The floor is the smallest counter among backlogged tenants."""
-    backlogged = [tenant.counter for tenant in tenants.values() if tenant.is_backlogged]
+def _groups(
+    requests: Mapping[RequestId, Request], tenants: Mapping[TenantId, Tenant], groups: Mapping[str, Group]
+) -> Iterator[str]:
+    """Members know their group, requests and queues what competes for them; a group waits while a member does."""
+    for tenant_id, tenant in tenants.items():
+        inside = [group for group in groups.values() if tenant_id in group.tenants]
+        if inside != ([] if tenant.unit is tenant else [tenant.unit]):
+            yield f"{tenant_id}: is a member of {len(inside)} groups, or of another than it says"
+        if any(queue.tenant is not tenant.unit for queue in tenant.by_rank):
+            yield f"{tenant_id}: a queue competes as another unit"
+    if any(request.tenant is not request.member.unit for request in requests.values()):
+        yield "a request competes as another unit than its tenant"
+    for name, group in groups.items():
+        waiting = [tenant for tenant in group.tenants.values() if tenant.has_line]
+        if group.members.front is not min(waiting, key=lambda t: (t.counter, t.since), default=None):
+            yield f"group {name}: the member in front has not received the least"
+        if {t.tenant_id for t in group.members.waiting()} != {t.tenant_id for t in waiting}:
+            yield f"group {name}: members that wait and members with a line differ"
+        if group.is_backlogged != bool(waiting):
+            yield f"group {name}: backlogged is {group.is_backlogged} with {len(waiting)} members that wait"
+        if abs(group.waiting_weight - sum(t.weight for t in waiting)) > 1e-6:
+            yield f"group {name}: weights of those that wait do not sum up to {group.waiting_weight}"
+        if group.num_running != sum(t.num_running for t in group.tenants.values()):
+            yield f"group {name}: counts {group.num_running} running"
+        if group.by_rank and {id(q) for q in group.by_rank} != {
+            id(q) for t in group.tenants.values() for q in t.by_rank
+        }:
+            yield f"group {name}: does not know the queues of its members"
+
+
+def _counters(units: Iterable[Tenant], counters: Counters) -> Iterator[str]:
+    """The floor is the smallest counter among what waits and competes for the pool."""
+    backlogged = [tenant.counter for tenant in units if tenant.is_backlogged]
     floor = counters.floor()
     if floor != min(backlogged, default=None):
         yield f"floor {floor} is not the smallest of {len(backlogged)} backlogged counters"

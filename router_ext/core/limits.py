@@ -56,7 +56,7 @@ class Limits:
                     detail=f"no backend has been usable for {waited:.0f} s",
                     retry_after_s=self._outage_hint_s(),
                 )
-        tenant = request.tenant
+        tenant = request.member
         if tenant.num_queued >= tenant.max_queued:
             return Reject(
                 request_id=request.request_id,
@@ -166,7 +166,7 @@ class Limits:
         self._books.end(request, state, now)
         if code is RejectCode.QUEUE_TIMEOUT:
             # Only what still waits is ahead of another try.
-            retry_after_s = self.waits.drain_s(request.tenant)
+            retry_after_s = self.waits.drain_s(request.member)
         actions.append(Expire(request_id=request.request_id, code=code, detail=detail, retry_after_s=retry_after_s))
 
     def next_due_s(self) -> float:

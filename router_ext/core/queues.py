@@ -37,6 +37,7 @@ class TierQueue:
     """Waiting requests of one tenant in one tier.
 
     Attributes:
+        member: the tenant they are of. tenant: what competes in the pool, the same or its group.
         head: who goes next, or None. Kept up to date, because decisions read it far more often than it changes.
         queued_tokens: predicted output of those that wait.
         lanes: by key; those without requests are kept while they are ahead of the others. agent_lane: of agents.
@@ -52,6 +53,7 @@ class TierQueue:
         "indexed",
         "keys",
         "lanes",
+        "member",
         "name",
         "queued_tokens",
         "rank",
@@ -61,8 +63,9 @@ class TierQueue:
         "version",
     )
 
-    def __init__(self, tenant: Tenant, tier: TierConfig) -> None:
-        self.tenant = tenant
+    def __init__(self, member: Tenant, tier: TierConfig) -> None:
+        self.member = member
+        self.tenant = member.unit
         self.name = tier.name
         self.rank = tier.rank
         self.ttft_target_s = tier.ttft_target_s
@@ -179,13 +182,17 @@ class TierQueue:
 class Tenant:
     """One tenant's share, counter and queues.
 
+    Tenants compete for the pool; if one is a member of a ``Group``, the group does in its place, and the tenant
+    competes with the other members for what the group gets. ``unit`` is the one that competes in the pool, and what
+    requests and queues call their ``tenant``; the tenant itself is their ``member``.
+
     Attributes:
-        counter: service received divided by weight; charged under every policy.
+        counter: service received divided by weight, against those it competes with; charged under every policy.
         since: number of the current backlogged period, 0 while idle. Unique, so it tells periods apart and breaks
             ties in favour of whoever has waited longest.
         urgency_pass, backfill_pass: how far above the floor the counter may be for going ahead of the pick.
-        account: what the policy in force keeps of the tenant beyond its counter; nobody else reads it.
-        expected_rest: predicted service of its running slices, kept while the decision key counts it.
+        account: what the policy in force keeps of a unit beyond its counter; nobody else reads it.
+        expected_rest: predicted service of a unit's running slices, kept while the decision key counts it.
         aging_credit: admissions owed to aged requests of lower tiers.
         habits: what its last agents were like (``core.agents``).
         num_queued, num_parked: all that wait, and those of them that are parked.
@@ -211,12 +218,14 @@ class Tenant:
         "queues",
         "since",
         "tenant_id",
+        "unit",
         "urgency_pass",
         "weight",
     )
 
     def __init__(self, config: TenantConfig, *, is_configured: bool = True) -> None:
         self.tenant_id: TenantId = config.tenant
+        self.unit: Tenant = self
         self.weight = config.weight
         self.max_queued = config.max_queued
         self.is_configured = is_configured
@@ -239,6 +248,11 @@ class Tenant:
         self.habits: Habits | None = None
 
     @property
+    def has_line(self) -> bool:
+        """Somebody stands in its queues (what is parked does not)."""
+        return self.num_queued != self.num_parked
+
+    @property
     def is_backlogged(self) -> bool:
         """Has at least one request in its queues."""
         return self.since != 0
@@ -249,6 +263,7 @@ class Tenant:
         if queue is None:
             queue = self.queues[tier.name] = TierQueue(self, tier)
             self.sort_tiers()
+            self.unit.see_queues()
         return queue
 
     def tokens_ahead(self, request: Request, aging_ratio: float) -> float:
@@ -305,6 +320,148 @@ class Tenant:
     def _waits_above(self, rank: int) -> bool:
         return any(queue.head is not None and queue.rank < rank for queue in self.by_rank)
 
+    def level(self) -> None:
+        """Make keys (and members) start even: their service was counted in other units."""
+        for queue in self.by_rank:
+            queue.level()
+
+    # What a group does and a tenant alone, its own only member, need not.
+
+    def enter(self, member: Tenant) -> None:
+        """The queues of a member are no longer empty."""
+
+    def leave(self, member: Tenant) -> None:
+        """The queues of a member are empty."""
+
+    def charged(self, member: Tenant, service: float) -> None:
+        """The counter of a member has changed."""
+
+    def see_queues(self) -> None:
+        """A member has one more queue."""
+
+    def welcome(self, member: Tenant) -> None:
+        """A tenant becomes a member."""
+
+    def dismiss(self, member: Tenant) -> None:
+        """A tenant is a member no longer."""
+
+    def reweigh(self, member: Tenant, weight: float) -> None:
+        """Apply a changed weight of a member to future charges."""
+
+    @property
+    def front(self) -> Tenant | None:
+        """The member that is next."""
+        return self
+
+    def held_inside(self, member: Tenant, allowed: float) -> float:
+        """By how much the floor must rise until a member is ahead of the one in front by no more than ``allowed``."""
+        return 0.0
+
+    def share_inside(self, member: Tenant) -> float:
+        """Share of what the unit gets that a member has by weight among those that wait; 1 for a tenant alone."""
+        return 1.0
+
+
+class Group(Tenant):
+    """Tenants that compete in the pool as one, and share what it gets by their own weights.
+
+    Its pick is that of the member with the smallest counter; urgent heads of another member may go ahead inside the
+    group as in the pool, while their member is within its pass.
+
+    Attributes:
+        members: those that wait, by their counters. waiting_weight: the sum of their weights.
+        by_rank: the queues of all members, in no order. Numbers of requests and tokens are kept by the members.
+    """
+
+    __slots__ = ("members", "tenants", "waiting_weight")
+
+    def __init__(self, name: str, weight: float) -> None:
+        super().__init__(TenantConfig(tenant=TenantId(name), weight=weight))
+        self.members: Siblings[Tenant] = Siblings()
+        self.tenants: dict[TenantId, Tenant] = {}
+        self.waiting_weight = 0.0
+
+    @property
+    def has_line(self) -> bool:
+        """Somebody stands in a member's queues."""
+        return self.members.front is not None
+
+    def enter(self, member: Tenant) -> None:
+        """The queues of a member are no longer empty."""
+        self.members.enter(member)
+        self.waiting_weight += member.weight
+
+    def leave(self, member: Tenant) -> None:
+        """The queues of a member are empty."""
+        self.members.leave(member)
+        self.waiting_weight -= member.weight
+        if self.members.front is None:
+            self.waiting_weight = 0.0
+
+    def charged(self, member: Tenant, service: float) -> None:
+        """The counter of a member has changed: see who is next."""
+        members = self.members
+        if service < 0.0:
+            members.lowered(member)
+        elif member.counter >= members.rival and member is members.front:
+            members.reorder()
+
+    def head(self, now: float, aging_s: float) -> Request | None:
+        """Who goes next of the member that is next."""
+        front = self.members.front
+        return None if front is None else front.head(now, aging_s)
+
+    def level(self) -> None:
+        """Make keys and members start even."""
+        super().level()
+        self.members.level(self.tenants.values())
+
+    def welcome(self, member: Tenant) -> None:
+        """A tenant becomes a member, and starts at the floor."""
+        member.counter = self.members.base()
+        self.tenants[member.tenant_id] = member
+        self.see_queues()
+
+    def dismiss(self, member: Tenant) -> None:
+        """A tenant is a member no longer."""
+        if member.since:
+            self.leave(member)
+        self.members.forget(member)
+        del self.tenants[member.tenant_id]
+        self.see_queues()
+
+    def reweigh(self, member: Tenant, weight: float) -> None:
+        """Apply a changed weight of a member to future charges; what it received stays as it was counted."""
+        if member.since:
+            self.waiting_weight += weight - member.weight
+        member.weight = weight
+
+    def see_queues(self) -> None:
+        """Membership has changed, or a member has one more queue."""
+        self.by_rank = [queue for tenant in self.tenants.values() for queue in tenant.by_rank]
+
+    @property
+    def front(self) -> Tenant | None:
+        """The member that is next."""
+        return self.members.front
+
+    def held_inside(self, member: Tenant, allowed: float) -> float:
+        """By how much the floor must rise until this member is ahead of the one in front by no more than ``allowed``.
+
+        An estimate: what the other members must receive for that, by the group's weight.
+        """
+        front = self.members.front
+        if front is None:
+            return 0.0
+        excess = member.counter - front.counter - allowed
+        if excess <= 0.0:
+            return 0.0
+        return excess * (self.waiting_weight - member.weight) / self.weight
+
+    def share_inside(self, member: Tenant) -> float:
+        """Share of what the group gets that a member has by weight while it waits beside those that do."""
+        return member.weight / (self.waiting_weight if member.since else self.waiting_weight + member.weight)
+
 
 class WaitingRoom:
     """Every waiting request of the pool, with counts and time limits.
@@ -344,10 +501,12 @@ class WaitingRoom:
 
     def add(self, request: Request, *, at_front: bool = False) -> None:
         """Queue a request under its tenant and tier. ``at_front`` concerns the pool-wide order only."""
-        tenant = request.tenant
+        tenant = request.member
         tokens = request.predicted_rest()
         request.weight_tokens = tokens
         request.queue.add(request)
+        if not tenant.since:
+            tenant.unit.enter(tenant)
         self.in_line[request.request_id] = request
         if at_front:
             self.in_line.move_to_end(request.request_id, last=False)
@@ -359,11 +518,13 @@ class WaitingRoom:
 
     def remove(self, request: Request) -> None:
         """Take a request out, in O(log n) or better."""
-        tenant = request.tenant
+        tenant = request.member
         request.queue.remove(request)
         del self.in_line[request.request_id]
         tenant.queued_tokens -= request.weight_tokens
         tenant.num_queued -= 1
+        if not tenant.has_line:
+            tenant.unit.leave(tenant)
         self.queued_tokens -= request.weight_tokens
         self.count -= 1
 
@@ -371,8 +532,8 @@ class WaitingRoom:
         """Let a request that stands in no queue wait outside of them."""
         request.parked_s = now
         self.parked[request.request_id] = request
-        request.tenant.num_queued += 1
-        request.tenant.num_parked += 1
+        request.member.num_queued += 1
+        request.member.num_parked += 1
 
     def unpark(self, request: Request, now: float) -> None:
         """The request waits outside the queues no longer."""
@@ -380,8 +541,8 @@ class WaitingRoom:
         request.parked_for_s += now - request.parked_s
         request.parked_s = None
         del self.parked[request.request_id]
-        request.tenant.num_queued -= 1
-        request.tenant.num_parked -= 1
+        request.member.num_queued -= 1
+        request.member.num_parked -= 1
 
     def sort(self) -> None:
         """Bring the pool-wide order back, after requests were added out of order. O(n), nearly sorted."""

@@ -21,6 +21,7 @@ class Request:
     """Mutable state of one request. Plain attributes: the hot path reads them directly.
 
     Attributes:
+        member: its tenant. tenant: what competes for the pool in its place, the same or its group (``core.queues``).
         seq: order of arrival; the tie-break everywhere.
         lane: where it waits inside its queue, and the counter it is charged to there (``core.lanes``); set when it is
             first queued.
@@ -71,6 +72,7 @@ class Request:
         "last_backend",
         "mark",
         "max_new_tokens",
+        "member",
         "num_preempted",
         "num_sequences",
         "num_steps_omitted",
@@ -111,7 +113,8 @@ class Request:
     def __init__(self, spec: RequestSpec, *, tenant: Tenant, queue: TierQueue, seq: int, arrival_s: float) -> None:
         self.request_id = spec.request_id
         self.key = spec.key
-        self.tenant = tenant
+        self.member = tenant
+        self.tenant = tenant.unit
         self.queue = queue
         self.lane: Lane
         self.seq = seq

@@ -21,7 +21,8 @@ from typing import Any
 
 from router_ext.core.config import PoolConfig
 from router_ext.core.ids import KeyId, TenantId, TierName
-from router_ext.core.queues import Tenant, TierQueue
+from router_ext.core.queues import Group, Tenant, TierQueue
+from router_ext.core.siblings import Siblings
 from router_ext.core.tenants import Tenants
 
 SETTLE_S = 60.0
@@ -39,23 +40,28 @@ _MAX_KEYS = 10_000
 _MAX_REASONS = 20
 
 
-def save(tenants: Iterable[Tenant], base: float, cost_model: str) -> dict[str, Any]:
-    """How far tenants are above ``base``, and keys above that of their queue, in service (by that model) per weight."""
+def save(tenants: Iterable[Tenant], groups: Mapping[str, Group], base: float, cost_model: str) -> dict[str, Any]:
+    """How far tenants and groups are above ``base``, members and keys above that of their level, per weight."""
     ahead: dict[str, dict[str, Any]] = {}
     keys: list[tuple[float, TenantId, TierName, KeyId]] = []
     for tenant in heapq.nlargest(_MAX_TENANTS, tenants, key=lambda tenant: (tenant.counter, tenant.tenant_id)):
-        if tenant.counter > base:
-            ahead[tenant.tenant_id] = {"ahead": tenant.counter - base}
+        group = tenant.unit if isinstance(tenant.unit, Group) else None
+        lead = tenant.counter - (base if group is None else group.members.base())
+        if lead > 0.0:
+            ahead[tenant.tenant_id] = {"ahead": lead}
+            if group is not None:
+                ahead[tenant.tenant_id]["group"] = group.tenant_id
         for queue in tenant.by_rank:
             keys += ((lead, tenant.tenant_id, queue.name, key) for key, lead in _leads(queue))
             agents = queue.agent_lane
             if agents is not None and agents.counter > queue.keys.base():
                 of_tenant = ahead.setdefault(tenant.tenant_id, {"ahead": 0.0})
                 of_tenant.setdefault("agents", {})[queue.name] = agents.counter - queue.keys.base()
-    for lead, tenant_id, tier, key in heapq.nlargest(_MAX_KEYS, keys):
+    for most, tenant_id, tier, key in heapq.nlargest(_MAX_KEYS, keys):
         of_tenant = ahead.setdefault(tenant_id, {"ahead": 0.0})
-        of_tenant.setdefault("keys", {}).setdefault(tier, {})[key] = lead
-    return {"version": VERSION, "cost_model": cost_model, "tenants": ahead}
+        of_tenant.setdefault("keys", {}).setdefault(tier, {})[key] = most
+    leads = {name: group.counter - base for name, group in groups.items() if group.counter > base}
+    return {"version": VERSION, "cost_model": cost_model, "groups": leads, "tenants": ahead}
 
 
 def _leads(queue: TierQueue) -> Iterator[tuple[KeyId, float]]:
@@ -70,12 +76,12 @@ class Restored:
 
     Attributes:
         reasons: a sentence for everything that was ignored, the first few of them.
-        levels: queues whose keys have to settle.
+        levels: keys of queues, which have to settle.
     """
 
     def __init__(self, config: PoolConfig, tenants: Tenants) -> None:
         self.reasons: list[str] = []
-        self.levels: list[TierQueue] = []
+        self.levels: list[Siblings[Any]] = []
         self._config = config
         self._tenants = tenants
         self._num_ignored = 0
@@ -90,6 +96,15 @@ class Restored:
         if cost_model != self._config.cost_model:
             self._ignore(f"counters were saved in units of {cost_model!r}, the pool counts {self._config.cost_model!r}")
             return
+        groups = saved.get("groups", {})
+        if not isinstance(groups, Mapping):
+            self._ignore("saved groups are not an object")
+            groups = {}
+        for name, lead in groups.items():
+            if name in self._tenants.groups:
+                self._tenants.groups[name].counter = self._number(lead, f"group {name!r}")
+            else:
+                self._ignore(f"group {name!r} is not configured")
         entries = saved.get("tenants")
         if not isinstance(entries, Mapping):
             self._ignore("saved counters name no tenants")
@@ -106,7 +121,12 @@ class Restored:
 
     def _tenant(self, tenant: Tenant, entry: Mapping[str, Any]) -> None:
         where = f"tenant {tenant.tenant_id!r}"
-        tenant.counter = self._number(entry.get("ahead"), where)
+        lead = self._number(entry.get("ahead"), where)
+        share = self._config.tenants[tenant.tenant_id]
+        if entry.get("group") == share.group:
+            tenant.counter = lead
+        elif lead:
+            self._ignore(f"{where}: was ahead in group {entry.get('group')!r}, is in {share.group!r}")
         for queue, keys in self._tiers(tenant, entry, "keys"):
             self._lanes(queue, keys, f"{where}, tier {queue.name!r}")
         for queue, lead in self._tiers(tenant, entry, "agents"):
@@ -139,8 +159,7 @@ class Restored:
         self._settle(queue)
 
     def _settle(self, queue: TierQueue) -> None:
-        queue.keys.settle()
-        self.levels.append(queue)
+        self.levels.append(queue.keys)
 
     def _number(self, value: object, where: str) -> float:
         if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _MAX_AHEAD:

@@ -51,9 +51,10 @@ from router_ext.core.fleet import Fleet
 from router_ext.core.ids import RequestId, TenantId
 from router_ext.core.lifecycle import IllegalTransition, State, Trigger, advance
 from router_ext.core.limits import Limits
-from router_ext.core.queues import TierQueue, WaitingRoom
+from router_ext.core.queues import WaitingRoom
 from router_ext.core.request import Request
 from router_ext.core.saved import SETTLE_S, Restored, save
+from router_ext.core.siblings import Siblings
 from router_ext.core.tenants import Tenants
 from router_ext.core.tiers import Tiers
 from router_ext.core.timeline import Moment
@@ -74,7 +75,7 @@ class Scheduler:
         self._now = 0.0
         self._timer_at = _FOREVER
         self._settles_s = _FOREVER
-        self._settling: list[TierQueue] = []
+        self._settling: list[Siblings[Any]] = []
         self._counters = Counters()
         self._room = room = WaitingRoom()
         self._tenants = tenants = Tenants(config, self._counters)
@@ -310,12 +311,14 @@ class Scheduler:
         self._tenants.rebase_counters()
         before = self._config
         if before.cost_model != event.config.cost_model:
-            self._counters.level(self._tenants.by_id.values())
+            self._counters.level(self._tenants.units())
             self._policy = None
         self._apply(event.config)
-        has_new_rules = bound_service(before) != bound_service(event.config) or before.tenants != event.config.tenants
+        has_new_rules = bound_service(before) != bound_service(event.config) or (
+            (before.tenants, before.groups) != (event.config.tenants, event.config.groups)
+        )
         if has_new_rules or before.cost_model != event.config.cost_model:
-            self._counters.restart_gap(self._tenants.by_id.values(), pass_service(event.config))
+            self._counters.restart_gap(self._tenants.units(), pass_service(event.config))
         self._fleet.refresh(now)
         self._limits.apply(event.config, now, actions)
         self._decider.decide(now, actions)
@@ -325,7 +328,9 @@ class Scheduler:
         self._config = config
         cost = build_cost(config)
         self._fleet.apply(config.backends, self._requests.values())
-        self._tenants.apply(config)
+        moved = self._tenants.apply(config)
+        if moved:
+            self._books.regroup(set(moved))
         fleet = self._fleet
         around = Surroundings(
             config=config,
@@ -341,7 +346,8 @@ class Scheduler:
             held_blocks=fleet.held_blocks,
         )
         self._books.order_agents(policy_class(config.policy).orders_agents)
-        policy = build_policy(around, tenants=self._tenants.by_id.values(), tiers=self._tiers, before=self._policy)
+        before = None if moved else self._policy
+        policy = build_policy(around, tenants=self._tenants.units(), tiers=self._tiers, before=before)
         self._policy = policy
         self._books.adopt(config, policy, cost)
         self._decider.adopt(config, policy)
@@ -355,7 +361,7 @@ class Scheduler:
 
     def save(self) -> dict[str, Any]:
         """Who is ahead of whom, JSON-safe, for ``restore`` in another process (``core.saved``). O(tenants + keys)."""
-        return save(self._tenants.by_id.values(), self._counters.base(), self._config.cost_model)
+        return save(self._tenants.by_id.values(), self._tenants.groups, self._counters.base(), self._config.cost_model)
 
     def restore(self, saved: object, now: float) -> list[str]:
         """Begin with the counters of a scheduler that is gone, before the first request arrives.
@@ -370,18 +376,20 @@ class Scheduler:
             raise ValueError("counters can be restored only before the first request arrives")
         restored = Restored(self._config, self._tenants)
         restored.read(saved)
-        self._settling = restored.levels
+        self._settling = [*restored.levels, *(group.members for group in self._tenants.groups.values())]
+        for level in self._settling:
+            level.settle()
         self._settles_s = now + SETTLE_S
         self._counters.settle()
         return restored.reasons
 
     def _settled(self) -> None:
         self._settles_s = _FOREVER
-        for queue in self._settling:
-            queue.keys.settled()
+        for level in self._settling:
+            level.settled()
         self._settling = []
         self._counters.settled()
-        self._counters.restart_gap(self._tenants.by_id.values(), pass_service(self._config))
+        self._counters.restart_gap(self._tenants.units(), pass_service(self._config))
 
     # --- reading ---------------------------------------------------------------------------------------------------
 
@@ -414,6 +422,7 @@ class Scheduler:
             config=self._config,
             room=self._room,
             tenants=self._tenants.by_id,
+            groups=self._tenants.groups,
             backends=self._fleet.backends,
             counters=self._counters,
             num_running=self._books.num_running,
@@ -438,6 +447,7 @@ class Scheduler:
             requests=self._requests,
             room=self._room,
             tenants=self._tenants.by_id,
+            groups=self._tenants.groups,
             backends=self._fleet.backends,
             counters=self._counters,
             num_running=self._books.num_running,

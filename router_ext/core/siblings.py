@@ -14,6 +14,7 @@ one sibling, as most tenants with one key, keeps no index at all.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from copy import copy
 from typing import Generic, Protocol, TypeVar
 
 from router_ext.core.front_heap import FrontHeap
@@ -178,6 +179,13 @@ class Siblings(Generic[S]):
         elif sibling.counter < self.rival:
             self.rival = sibling.counter
 
+    def forget(self, sibling: S) -> None:
+        """It does not wait, and is no sibling any more: its counter may mean something else from here on."""
+        if self._last_left is sibling:
+            self._last_left = copy(sibling)
+        if self._only is sibling:
+            self._only = None
+
     def settle(self) -> None:
         """Counters were restored (``core.saved``): who comes back first lifts nobody to what it is ahead itself."""
         self._lead = None
@@ -219,6 +227,8 @@ class Siblings(Generic[S]):
         """Make all start even, those that do not wait included: their service was counted in other units. O(n)."""
         for sibling in siblings:
             sibling.counter = 0.0
+        if self._last_left is not None:
+            self._last_left.counter = 0.0
         if self._index is not None:
             self._index.rebuild()
             self._look()

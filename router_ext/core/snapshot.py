@@ -10,7 +10,7 @@ from router_ext.core.bounds import Terms, gpu_seconds
 from router_ext.core.config import PoolConfig
 from router_ext.core.explain import Gate
 from router_ext.core.ids import BackendId, RequestId, TenantId, TierName
-from router_ext.core.queues import Tenant, WaitingRoom
+from router_ext.core.queues import Group, Tenant, WaitingRoom
 from router_ext.core.request import Request
 from router_ext.core.waste import WasteBudget
 
@@ -23,11 +23,13 @@ if TYPE_CHECKING:
 class TenantStats:
     """One tenant in this pool.
 
-    ``counter``: service per weight above the pool's floor (negative: below), fit to be shown and compared.
+    ``counter``: service per weight above the floor of those it competes with (negative: below), fit to be shown and
+    compared: the pool's, or among the members of its ``group``.
     ``raw_counter``: the counter itself, lifts included; only its changes mean something.
     """
 
     tenant: TenantId
+    group: str | None
     weight: float
     queued: int
     running: int
@@ -36,6 +38,19 @@ class TenantStats:
     prompt_tokens_total: int
     output_tokens_total: int
     dispatched_total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupStats:
+    """Tenants that compete in this pool as one. ``queued``, ``running``: sums over its members. Else as a tenant."""
+
+    group: str
+    weight: float
+    tenants: int
+    queued: int
+    running: int
+    counter: float
+    raw_counter: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +102,7 @@ class PoolStats:
     recomputed_tokens_total: int
     waste_tokens: float
     tenants: list[TenantStats]
+    groups: list[GroupStats]
     backends: list[BackendStats]
 
 
@@ -95,6 +111,7 @@ def pool_stats(
     config: PoolConfig,
     room: WaitingRoom,
     tenants: Mapping[TenantId, Tenant],
+    groups: Mapping[str, Group],
     backends: Mapping[BackendId, Backend],
     counters: Counters,
     num_running: int,
@@ -138,16 +155,29 @@ def pool_stats(
         tenants=[
             TenantStats(
                 tenant=tenant.tenant_id,
+                group=None if tenant.unit is tenant else tenant.unit.tenant_id,
                 weight=tenant.weight,
                 queued=tenant.num_queued,
                 running=tenant.num_running,
-                counter=tenant.counter - floor,
+                counter=tenant.counter - (tenant.unit.members.base() if isinstance(tenant.unit, Group) else floor),
                 raw_counter=tenant.counter,
                 prompt_tokens_total=tenant.prompt_tokens,
                 output_tokens_total=tenant.output_tokens,
                 dispatched_total=tenant.num_dispatched,
             )
             for _, tenant in sorted(tenants.items())
+        ],
+        groups=[
+            GroupStats(
+                group=name,
+                weight=group.weight,
+                tenants=len(group.tenants),
+                queued=sum(tenant.num_queued for tenant in group.tenants.values()),
+                running=group.num_running,
+                counter=group.counter - floor,
+                raw_counter=group.counter,
+            )
+            for name, group in sorted(groups.items())
         ],
         backends=[
             BackendStats(
@@ -177,7 +207,7 @@ def full_picture(
     picture["requests"] = [
         {
             "request": request.request_id,
-            "tenant": request.tenant.tenant_id,
+            "tenant": request.member.tenant_id,
             "tier": request.queue.name,
             "state": request.state.name.lower(),
             "is_parked": request.parked_s is not None,

@@ -365,13 +365,13 @@ class Run:
         if not split or tenant in split:
             job.key = f"key_{self.rng_keys.randrange(self.scenario.num_keys)}"
         usual: dict[str, Any] = {
+            "tenant": TenantId(tenant),
             "key": KeyId(job.key),
             "slice_tokens": preferred,
             "predicted_output_tokens": job.predicted,
         }
         spec = RequestSpec(
             request_id=RequestId(name),
-            tenant=TenantId(tenant),
             tier=TierName(tier),
             prompt_tokens=prompt,
             max_new_tokens=cap,

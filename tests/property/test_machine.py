@@ -37,6 +37,7 @@ from router_ext.core.ids import BackendId, KeyId, RequestId, TenantId, TierName
 from router_ext.core.scheduler import Scheduler
 
 TENANTS = ["ten_a", "ten_b", "ten_c"]
+GROUPS = ["grp_a", "grp_b"]
 BACKENDS = ["bke_a", "bke_b", "bke_c"]
 TIERS = ["chat", "batch"]
 INDEX = st.integers(min_value=0, max_value=1_000)
@@ -46,6 +47,7 @@ INDEX = st.integers(min_value=0, max_value=1_000)
 def configurations(draw: st.DrawFn) -> PoolConfig:
     backends = draw(st.lists(st.sampled_from(BACKENDS), unique=True, max_size=3))
     tenants = draw(st.lists(st.sampled_from(TENANTS), unique=True, max_size=3))
+    groups = draw(st.lists(st.sampled_from(GROUPS), unique=True, max_size=2))
     return build_pool(
         pool={
             "name": "p",
@@ -82,7 +84,15 @@ def configurations(draw: st.DrawFn) -> PoolConfig:
                 "max_queue_wait_s": draw(st.sampled_from([None, 3.0])),
             },
         ],
-        tenants=[{"tenant": name, "weight": draw(st.sampled_from([0.5, 1.0, 3.0]))} for name in tenants],
+        tenants=[
+            {
+                "tenant": name,
+                "weight": draw(st.sampled_from([0.5, 1.0, 3.0])),
+                "group": draw(st.sampled_from([None, *groups])),
+            }
+            for name in tenants
+        ],
+        groups=[{"group": name, "weight": draw(st.sampled_from([0.5, 2.0]))} for name in groups],
     )
 
 

@@ -1,21 +1,21 @@
 """Row 24: restarts that restore saved counters add at most one U' to any gap, however many there are.
 
-Two siblings (tenants of one pool, or keys of one tenant) always wait. Every so often the scheduler is lost with
-everything that ran; what it had saved goes through JSON into another one, and the clients send everything again, the
-one that was served more first.
+Two siblings (tenants of a pool, members of a group, or keys of a tenant) always wait. Every so often the scheduler is
+lost with everything that ran; what it had saved goes through JSON into another one, and the clients send everything
+again, the one that was served more first.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from router_ext.core.actions import Action, Dispatch, Preempt
 from router_ext.core.bounds import pair_bound, peak_service
-from router_ext.core.config import PoolConfig, TenantConfig
+from router_ext.core.config import GroupConfig, PoolConfig
 from router_ext.core.events import (
     Arrived,
     BackendChanged,
@@ -34,6 +34,8 @@ KV = 121
 SIZES = {"a": (10, 110), "b": (5, 20)}
 """(prompt, output): a request of the first fills the server, five of the second do."""
 
+LEVELS = ["tenants", "members", "keys"]
+
 Restart = Callable[["Restarts"], None]
 
 
@@ -42,7 +44,7 @@ class Restarts:
     """Drives schedulers one after the other over the same logical backlog."""
 
     policy: str
-    by_key: bool
+    level: str
     weights: dict[str, float]
     delivered: dict[str, float] = field(default_factory=lambda: {"a": 0.0, "b": 0.0})
     low: float = 0.0
@@ -50,8 +52,12 @@ class Restarts:
     now: float = 0.0
 
     def __post_init__(self) -> None:
-        tenants = {"both": 1.0} if self.by_key else self.weights
-        self.config: PoolConfig = pool(kv=KV, policy=self.policy, tenants=tenants, max_preemptions=0)
+        tenants = {"both": 1.0} if self.level == "keys" else self.weights
+        config = pool(kv=KV, policy=self.policy, tenants=tenants, max_preemptions=0)
+        if self.level == "members":
+            shares = {name: replace(share, group="both") for name, share in config.tenants.items()}
+            config = replace(config, tenants=shares, groups={"both": GroupConfig(group="both", weight=3.0)})
+        self.config: PoolConfig = config
         self.begin(None)
 
     def begin(self, saved: object) -> None:
@@ -72,7 +78,7 @@ class Restarts:
         prompt, cap = SIZES[who]
         spec = RequestSpec(
             request_id=RequestId(f"{who}{self.num_sent}"),
-            tenant=TenantId("both" if self.by_key else who),
+            tenant=TenantId("both" if self.level == "keys" else who),
             key=KeyId(who),
             tier=TierName("batch"),
             prompt_tokens=prompt,
@@ -120,9 +126,9 @@ class Restarts:
     def allowed(self) -> float:
         """The pair bound, and one U' for the restarts."""
         peak = peak_service(self.config)
-        if self.by_key:
+        if self.level == "keys":
             return 3.0 * peak
-        shares = [TenantConfig(tenant=TenantId(who), weight=weight) for who, weight in self.weights.items()]
+        shares = list(self.config.tenants.values())
         pair = pair_bound(self.config, shares[0], shares[1])
         assert pair is not None
         return pair + peak / min(self.weights.values())
@@ -137,32 +143,33 @@ class Restarts:
 
 
 def everybody_at_zero(restarts: Restarts) -> None:
-    restarts.begin({"version": 1, "tenants": {}})
+    restarts.begin({"version": 1, "cost_model": "linear", "tenants": {}})
 
 
-def cases(policy: str, by_key: bool) -> list[Restarts]:
-    weights = [{"a": 1.0, "b": 1.0}] if by_key else [{"a": 1.0, "b": 1.0}, {"a": 2.0, "b": 0.5}]
-    return [Restarts(policy, by_key, share) for share in weights]
+def cases(policy: str, level: str) -> list[Restarts]:
+    weights = [{"a": 1.0, "b": 1.0}] if level == "keys" else [{"a": 1.0, "b": 1.0}, {"a": 2.0, "b": 0.5}]
+    return [Restarts(policy, level, share) for share in weights]
 
 
-@pytest.mark.parametrize("by_key", [False, True])
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("every", [15, 90, 120])
 @pytest.mark.parametrize("policy", ["slo-fair", "vtc"])
-def test_restarts_add_at_most_one_pool_of_service_to_a_gap(policy: str, every: int, by_key: bool) -> None:
-    for case in cases(policy, by_key):
+def test_restarts_add_at_most_one_pool_of_service_to_a_gap(policy: str, every: int, level: str) -> None:
+    for case in cases(policy, level):
         assert case.go(every=every, times=20, restart=Restarts.restart) <= 1.0
 
 
-@pytest.mark.parametrize("by_key", [False, True])
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("policy", ["slo-fair", "vtc"])
-def test_restoring_everybody_at_zero_would_add_as_much_at_every_restart(policy: str, by_key: bool) -> None:
+def test_restoring_everybody_at_zero_would_add_as_much_at_every_restart(policy: str, level: str) -> None:
     """The mutant of the test above."""
-    for case in cases(policy, by_key):
+    for case in cases(policy, level):
         assert case.go(every=90, times=20, restart=everybody_at_zero) > 1.0
 
 
 def test_without_settling_whoever_returns_first_is_forgiven(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant of the rule that a level settles."""
     monkeypatch.setattr("router_ext.core.fairness.counters.Counters.settle", lambda self: None)
-    (case, _) = cases("vtc", by_key=False)
-    assert case.go(every=90, times=20, restart=Restarts.restart) > 1.0
+    monkeypatch.setattr("router_ext.core.siblings.Siblings.settle", lambda self: None)
+    for level in LEVELS:
+        assert cases("vtc", level)[0].go(every=90, times=20, restart=Restarts.restart) > 1.0

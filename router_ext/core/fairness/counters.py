@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from router_ext.core.config import TenantConfig
 from router_ext.core.queues import Tenant
 from router_ext.core.request import Request
 from router_ext.core.siblings import MinIndex, lift
@@ -103,12 +104,15 @@ class Counters:
         self.index.discard(tenant)
 
     def charge(self, request: Request, service: float) -> None:
-        """Add service delivered to a request to its key, and divided by its tenant's weight to that.
+        """Add service delivered to a request to its key, and divided by weight to its tenant and the tenant's group.
 
         Negative: an estimate is settled.
         """
         request.lane.counter += service
         tenant = request.tenant
+        member = request.member
+        if member is not tenant:
+            member.counter += service / member.weight
         tenant.counter += service / tenant.weight
         self.total_service += service
         if tenant.since:
@@ -130,6 +134,13 @@ class Counters:
         self._inherited_above = allowed_service
         self._inherited = {t for t in tenants if (t.counter - floor) * t.weight > allowed_service}
 
+    def forget(self, tenant: Tenant) -> None:
+        """It does not wait, and competes elsewhere: its counter means something else from here on."""
+        self._inherited.discard(tenant)
+        if self._last_left is tenant:
+            self._last_left = Tenant(TenantConfig(tenant=tenant.tenant_id, weight=tenant.weight))
+            self._last_left.counter = tenant.counter
+
     def settle(self) -> None:
         """Counters were restored (``core.saved``): who comes back first lifts nobody to what it is ahead itself.
 
@@ -144,9 +155,10 @@ class Counters:
         self._is_settling = False
 
     def share(self, tenant: Tenant) -> float:
-        """The tenant's part of the service while it waits beside those who wait now."""
-        waiting = self.waiting_weight if tenant.since else self.waiting_weight + tenant.weight
-        return tenant.weight / waiting if waiting > 0.0 else 1.0
+        """The tenant's part of the service while it waits beside those who wait now; in a group, its part of that's."""
+        unit = tenant.unit
+        waiting = self.waiting_weight if unit.since else self.waiting_weight + unit.weight
+        return unit.share_inside(tenant) * (unit.weight / waiting if waiting > 0.0 else 1.0)
 
     def reweigh(self, tenant: Tenant, weight: float) -> None:
         """Apply a changed weight to future charges; service received stays as it was counted."""
@@ -169,8 +181,7 @@ class Counters:
         floor = self.floor_or_last()
         for tenant in tenants:
             tenant.counter = floor
-            for queue in tenant.queues.values():
-                queue.level()
+            tenant.level()
         if self._last_left is not None:
             self._last_left.counter = floor
         self._seen_floor = float("inf")

@@ -72,5 +72,6 @@ class Drr(Keyed):
 
 def quantum(config: PoolConfig, peak_service: float, ratio: float) -> float:
     """``Q``: service per weight that a round grants. A pool without KV serves nobody; any number will do there."""
-    heaviest = max((tenant.weight for tenant in config.tenants.values()), default=1.0)
+    weights = [*(t.weight for t in config.tenants.values()), *(g.weight for g in config.groups.values())]
+    heaviest = max(weights, default=1.0)
     return ratio * (peak_service or 1.0) / heaviest

@@ -179,8 +179,8 @@ class SloFair(FairnessPolicy):
         tenant = request.tenant
         floor = self._counters.floor()
         may_pass = floor is None or tenant.counter - floor <= tenant.urgency_pass
-        share = 1.0 if request.deadline_s is not None and may_pass else self._counters.share(tenant)
-        return tenant.tokens_ahead(request, self._aging_ratio), share
+        share = 1.0 if request.deadline_s is not None and may_pass else self._counters.share(request.member)
+        return request.member.tokens_ahead(request, self._aging_ratio), share
 
     # --- the decision ----------------------------------------------------------------------------------------------
 
@@ -219,12 +219,13 @@ class SloFair(FairnessPolicy):
                     else:
                         break
                     queue = entry[3]
-                    aged = queue.tenant.aged(now, self._aging_s)
+                    aged = queue.member.aged(now, self._aging_s)
                     if aged is not None:
                         # Its tenant's pass belongs to the aged request, then its turn.
-                        if queue.tenant is not in_turn:
+                        if in_turn is None or queue.member is not in_turn.front:
                             yield aged, _BACKFILL
-                            self._enter(self._parked, _OUT_OF_PASS, queue, queue.tenant.counter)
+                            until = max(queue.tenant.counter, floor + queue.tenant.held_inside(queue.member, 0.0))
+                            self._enter(self._parked, _OUT_OF_PASS, queue, until)
                             if standing is _URGENT:
                                 on_time_tries += 1
                             else:
@@ -315,12 +316,18 @@ class SloFair(FairnessPolicy):
         return None
 
     def _may_pass(self, queue: TierQueue, floor: float) -> bool:
-        """Whether the tenant is inside its pass; if not, the queue is parked until the floor has risen."""
+        """Whether the tenant is inside its pass (also in its group); if not, it is parked until the floor has risen."""
         tenant = queue.tenant
-        ahead = tenant.counter - floor
-        if ahead <= tenant.urgency_pass:
-            return True
-        self._enter(self._parked, _OUT_OF_PASS, queue, tenant.counter - tenant.urgency_pass)
+        until = tenant.counter - tenant.urgency_pass
+        if until <= floor:
+            member = queue.member
+            if member is tenant:
+                return True
+            held = tenant.held_inside(member, member.urgency_pass)
+            if held == 0.0:
+                return True
+            until = floor + held
+        self._enter(self._parked, _OUT_OF_PASS, queue, until)
         return False
 
     def _unpark(self, floor: float) -> None:

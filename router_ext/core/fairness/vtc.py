@@ -45,7 +45,7 @@ class Vtc(FairnessPolicy):
 
     def ahead(self, request: Request, now: float) -> tuple[float, float] | None:
         """What its tenant has in line before it, at the tenant's share."""
-        tenant = request.tenant
+        tenant = request.member
         return tenant.tokens_ahead(request, self._aging_ratio), self._counters.share(tenant)
 
     def candidates(self, now: float) -> Candidates:

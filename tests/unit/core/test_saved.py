@@ -21,6 +21,11 @@ def counters(scheduler: Scheduler) -> dict[str, float]:
     return {str(tenant.tenant): tenant.raw_counter for tenant in scheduler.stats().tenants}
 
 
+def of(tenants: dict[str, Any]) -> dict[str, Any]:
+    """A saved state that says this of tenants."""
+    return {"version": 1, "cost_model": "linear", "tenants": tenants}
+
+
 def one_ahead() -> Scheduler:
     """Both wait, b was lifted to the 100 that a had received; then a received 2 * 50 more."""
     scheduler = started(CONFIG)
@@ -39,7 +44,7 @@ def restored(saved: Any, now: float = 5.0) -> tuple[Scheduler, list[str]]:
 def test_only_differences_to_the_floor_are_saved_and_only_of_those_ahead() -> None:
     scheduler = one_ahead()
     saved = json.loads(json.dumps(scheduler.save()))
-    assert saved == {"version": 1, "cost_model": "linear", "tenants": {"a": {"ahead": 100.0}}}
+    assert saved == {"version": 1, "cost_model": "linear", "groups": {}, "tenants": {"a": {"ahead": 100.0}}}
     other, reasons = restored(saved)
     assert reasons == []
     assert counters(other) == {"a": 100.0, "b": 0.0, "c": 0.0}
@@ -47,7 +52,7 @@ def test_only_differences_to_the_floor_are_saved_and_only_of_those_ahead() -> No
 
 def test_the_differences_do_not_depend_on_where_the_floor_is() -> None:
     first = one_ahead()
-    again, _ = restored({"version": 1, "tenants": {name: {"ahead": 7_000.0} for name in "abc"}})
+    again, _ = restored(of({name: {"ahead": 7_000.0} for name in "abc"}))
     for event in (
         keyed(arrival("a0", prompt=100, cap=200), "key_a"),
         keyed(arrival("a1", prompt=100, cap=200), "key_a"),
@@ -112,21 +117,42 @@ def test_a_second_restart_before_all_are_back_loses_nothing() -> None:
     [
         (None, "saved counters are not of version 1"),
         ({"version": 2, "tenants": {}}, "saved counters are not of version 1"),
-        ({"version": 1}, "saved counters name no tenants"),
-        ({"version": 1, "cost_model": "step-time", "tenants": {"a": {"ahead": 5.0}}}, "in units of 'step-time'"),
-        ({"version": 1, "tenants": {"z": {"ahead": 5.0}}}, "tenant 'z' is not configured"),
-        ({"version": 1, "tenants": {"a": 5.0}}, "tenant 'a': not an object"),
-        ({"version": 1, "tenants": {"a": {"ahead": float("nan")}}}, "nan is not a number from 0"),
-        ({"version": 1, "tenants": {"a": {"ahead": float("inf")}}}, "inf is not a number from 0"),
-        ({"version": 1, "tenants": {"a": {"ahead": 1e30}}}, "1e+30 is not a number from 0"),
-        ({"version": 1, "tenants": {"a": {"ahead": -1.0}}}, "-1.0 is not a number from 0"),
-        ({"version": 1, "tenants": {"a": {"ahead": True}}}, "True is not a number from 0"),
-        ({"version": 1, "tenants": {"a": {"ahead": "12"}}}, "'12' is not a number from 0"),
-        ({"version": 1, "tenants": {"a": {}}}, "None is not a number from 0"),
-        ({"version": 1, "tenants": {"a": {"ahead": 1.0, "keys": 3}}}, "tenant 'a': keys are not an object"),
-        ({"version": 1, "tenants": {"a": {"ahead": 1.0, "keys": {"x": {}}}}}, "tier 'x' is not configured"),
-        ({"version": 1, "tenants": {"a": {"ahead": 1.0, "keys": {"batch": 1}}}}, "tier 'batch': not an object"),
-        ({"version": 1, "tenants": {"a": {"ahead": 1.0, "keys": {"batch": {"k": -2}}}}}, "key 'k': -2 is not"),
+        ({"version": 1, "cost_model": "linear"}, "saved counters name no tenants"),
+        ({"version": 1, "cost_model": "step-time", "tenants": {}}, "in units of 'step-time'"),
+        (of({}) | {"groups": {"x": 1.0}}, "group 'x' is not configured"),
+        (of({}) | {"groups": 7}, "saved groups are not an object"),
+        (of({"a": {"ahead": 9.0, "group": "x"}}), "tenant 'a': was ahead in group 'x', is in None"),
+        (of({"z": {"ahead": 5.0}}), "tenant 'z' is not configured"),
+        (of({"a": 5.0}), "tenant 'a': not an object"),
+        (
+            {"version": 1, "cost_model": "linear", "tenants": {"a": {"ahead": float("nan")}}},
+            "nan is not a number from 0",
+        ),
+        (
+            {"version": 1, "cost_model": "linear", "tenants": {"a": {"ahead": float("inf")}}},
+            "inf is not a number from 0",
+        ),
+        (of({"a": {"ahead": 1e30}}), "1e+30 is not a number from 0"),
+        (of({"a": {"ahead": -1.0}}), "-1.0 is not a number from 0"),
+        (of({"a": {"ahead": True}}), "True is not a number from 0"),
+        (of({"a": {"ahead": "12"}}), "'12' is not a number from 0"),
+        (of({"a": {}}), "None is not a number from 0"),
+        (
+            {"version": 1, "cost_model": "linear", "tenants": {"a": {"ahead": 1.0, "keys": 3}}},
+            "tenant 'a': keys are not an object",
+        ),
+        (
+            {"version": 1, "cost_model": "linear", "tenants": {"a": {"ahead": 1.0, "keys": {"x": {}}}}},
+            "tier 'x' is not configured",
+        ),
+        (
+            {"version": 1, "cost_model": "linear", "tenants": {"a": {"ahead": 1.0, "keys": {"batch": 1}}}},
+            "tier 'batch': not an object",
+        ),
+        (
+            {"version": 1, "cost_model": "linear", "tenants": {"a": {"ahead": 1.0, "keys": {"batch": {"k": -2}}}}},
+            "key 'k': -2 is not",
+        ),
     ],
 )
 def test_what_is_not_a_counter_is_ignored_and_named(saved: Any, reason: str) -> None:
@@ -138,13 +164,17 @@ def test_what_is_not_a_counter_is_ignored_and_named(saved: Any, reason: str) -> 
 
 
 def test_a_damaged_entry_spoils_no_other() -> None:
-    scheduler, reasons = restored({"version": 1, "tenants": {"a": {"ahead": "x"}, "b": {"ahead": 30.0}}})
+    scheduler, reasons = restored(
+        {"version": 1, "cost_model": "linear", "tenants": {"a": {"ahead": "x"}, "b": {"ahead": 30.0}}}
+    )
     assert len(reasons) == 1
     assert counters(scheduler) == {"a": 0.0, "b": 30.0, "c": 0.0}
 
 
 def test_many_reasons_are_counted_instead_of_listed() -> None:
-    _, reasons = restored({"version": 1, "tenants": {f"t{number}": {} for number in range(500)}})
+    _, reasons = restored(
+        {"version": 1, "cost_model": "linear", "tenants": {f"t{number}": {} for number in range(500)}}
+    )
     assert len(reasons) == 21
     assert reasons[-1] == "and 480 more"
 
@@ -154,11 +184,11 @@ def test_counters_cannot_be_restored_once_a_request_has_arrived() -> None:
     scheduler.handle(arrival("a0"), 1.0)
     scheduler.handle(Cancelled(request_id=RequestId("a0")), 1.0)
     with pytest.raises(ValueError, match="before the first request"):
-        scheduler.restore({"version": 1, "tenants": {}}, 2.0)
+        scheduler.restore(of({}), 2.0)
 
 
 def test_a_gap_from_before_the_restart_is_not_shown_as_one_of_the_rules_in_force() -> None:
-    scheduler, _ = restored({"version": 1, "tenants": {"a": {"ahead": 1e6}}})
+    scheduler, _ = restored(of({"a": {"ahead": 1e6}}))
     scheduler.handle(arrival("a0", prompt=200, cap=200), 6.0)
     for name in ("b0", "b1"):
         scheduler.handle(arrival(name, tenant="b", prompt=200, cap=200), 6.0)
