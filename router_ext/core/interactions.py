@@ -88,13 +88,13 @@ class Interactions:
         """The interaction a request goes on with; None if it would begin one, or is one by itself."""
         if request.agent_id is None:
             return None
-        return self._by_id.get((request.tenant.tenant_id, request.agent_id))
+        return self._by_id.get((request.member.tenant_id, request.agent_id))
 
     def note(self, request: Request, now: float) -> None:
         """A request was accepted. Its interaction has begun, and is not silent."""
         if request.agent_id is None:
             return
-        by_id, name = self._by_id, (request.tenant.tenant_id, request.agent_id)
+        by_id, name = self._by_id, (request.member.tenant_id, request.agent_id)
         by_id.setdefault(name, Interaction()).seen_s = now
         by_id.move_to_end(name)
         while len(by_id) > _MAX_INTERACTIONS or next(iter(by_id.values())).seen_s + SILENCE_S < now:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from router_ext.core.actions import Action, Reject
+from router_ext.core.actions import Action, Reject, RejectCode
 from router_ext.core.fairness.fairserve import FairServe
 from router_ext.core.interactions import Interactions
 from tests.property.harness import Run, scenario
@@ -47,7 +47,7 @@ class InteractionRun(Run):
         name = self.interactions.get(job.name)
         recent = [at for at in self.accepted[job.tenant] if at > self.now - 60.0]
         is_over = len(recent) >= max(1, int(LIMIT * self.scenario.weights[job.tenant]))
-        if job.outcomes == ["rate_limited"]:
+        if job.outcomes == [RejectCode.RATE_LIMITED.value]:
             self.refused += 1
             if name in self.begun:
                 raise LawBroken(f"midway: {job.name} goes on with {name} and was refused")
@@ -71,7 +71,7 @@ class InteractionRun(Run):
 
     def carry_out(self, action: Action) -> None:
         super().carry_out(action)
-        if isinstance(action, Reject) and action.code.value == "rate_limited":
+        if isinstance(action, Reject) and action.code is RejectCode.RATE_LIMITED:
             assert action.retry_after_s is not None
             assert 0.0 < action.retry_after_s <= 60.0 + SLACK
 
