@@ -96,7 +96,7 @@ def timeline(*, title: str, moments: Sequence[Mapping[str, Any]], names: Mapping
                 "x": f"{left + moment['at_s'] * scale:.1f}",
                 "y": index * row + 6,
                 "width": f"{max(1.0, long * scale):.1f}",
-                "colour": colour(index) if index else "track",
+                "colour": colour(index - 1) if index else "track",
                 "title": f"{long:.3f} s: {moment['text']}",
             }
         )

@@ -69,7 +69,9 @@ def policy_pages() -> dict[str, PolicyPage]:
         head, _, rest = text.partition("\n\n")
         summary = " ".join(head.split()).removeprefix(f"``{name}``:").strip()
         summary = summary[:1].upper() + summary[1:]
-        pages[name] = PolicyPage(name=name, summary=summary, text=rest.strip(), is_bounded=policy.is_bounded)
+        pages[name] = PolicyPage(
+            name=name, summary=summary, text=rest.strip().replace("``", "`"), is_bounded=policy.is_bounded
+        )
     return pages
 
 

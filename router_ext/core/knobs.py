@@ -23,7 +23,7 @@ LATENCY = "Latency"
 QUEUES = "Queues"
 SLICES = "Slices"
 PREEMPTION = "Preemption"
-POLICY = "Policy"
+POLICY = "Of single policies"
 SECTIONS = (FAIRNESS, LATENCY, PREEMPTION, SLICES, QUEUES, PRICES, POLICY)
 """In the order of forms. ``POLICY``: knobs that concern one policy only."""
 

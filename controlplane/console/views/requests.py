@@ -34,6 +34,9 @@ def _entry(found: usage_queries.ExplainedRequest, tenant: str, servers: dict[str
         "found": found,
         "tenant": tenant,
         "reasons": [] if kept is None else [r["text"] for r in kept.reasons] or kept.lines,
-        "timeline": [{**m, "where": servers.get(m["backend"], m["backend"] or "")} for m in moments],
+        "timeline": [
+            {**m, "what": m["step"].replace("_", " "), "where": servers.get(m["backend"], m["backend"] or "")}
+            for m in moments
+        ],
         "chart": charts.timeline(title="When it waited and where it ran", moments=moments, names=servers),
     }
