@@ -4,8 +4,8 @@ An *interaction* is all requests of one tenant that carry the same agent id; a r
 of its own. A key stands for an application.
 
 Rule:
-    1. *On arrival* (overload and interaction throttling) a request is refused with ``rate_limited`` only if all of
-       this holds: requests wait and at least ``fairserve_overload`` of the KV is reserved; its tenant has sent
+    1. *On arrival* (overload and interaction throttling) a request is refused with ``rate_limit_exceeded`` only if all
+       of this holds: requests wait and at least ``fairserve_overload`` of the KV is reserved; its tenant has sent
        ``fairserve_limit * weight`` requests in the last minute, or its key ``fairserve_key_limit``; and it begins an
        interaction. Only accepted requests count.
     2. *In the queue* (weighted service counter) requests of interactions that run go first, among them those of the
@@ -43,7 +43,8 @@ from router_ext.core.actions import Reject, RejectCode
 from router_ext.core.fairness.base import Candidates, FairnessPolicy, Standing, Surroundings
 from router_ext.core.fairness.line import Line
 from router_ext.core.ids import KeyId, TenantId
-from router_ext.core.interactions import Interactions, LastMinute
+from router_ext.core.interactions import Interactions
+from router_ext.core.last_minute import LastMinute
 from router_ext.core.lifecycle import State
 from router_ext.core.queues import Tenant
 from router_ext.core.request import Request
@@ -111,7 +112,7 @@ class FairServe(FairnessPolicy):
             or self._interactions.get(request) is not None
         ):
             return None
-        tenant = request.tenant
+        tenant = request.member
         limit = max(1, int(self._limit * tenant.weight))
         whose, until = "tenant", self._recent_tenants.full_until(tenant.tenant_id, limit, now)
         if until is None and self._key_limit:
@@ -128,7 +129,7 @@ class FairServe(FairnessPolicy):
 
     def arrived(self, request: Request, now: float) -> None:
         """It counts, and its interaction is known."""
-        tenant = request.tenant.tenant_id
+        tenant = request.member.tenant_id
         self._recent_tenants.note(tenant, now)
         self._recent_keys.note((tenant, request.key), now)
         self._interactions.note(request, now)

@@ -19,61 +19,42 @@ minute for one GPU (at 20 it served 1,158 of 1,500 requests of a real trace). We
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 from router_ext.core.actions import Reject, RejectCode
 from router_ext.core.fairness.base import Surroundings
 from router_ext.core.fairness.fifo import Fifo
-from router_ext.core.queues import Tenant
+from router_ext.core.ids import TenantId
+from router_ext.core.last_minute import LastMinute
 from router_ext.core.request import Request
-
-_WINDOW_S = 60.0
-
-_ROUNDING_S = 1e-6
-"""A request that comes exactly when it was told to is in time, however the sum of two instants was rounded."""
 
 
 class Rpm(Fifo):
-    """See the module. ``Tenant.account``: instants of the tenant's requests in the window, None for none."""
+    """See the module. A member of a group has a limit of its own, by its own weight."""
 
     def __init__(self, around: Surroundings) -> None:
         super().__init__(around)
         self._per_weight = around.config.rpm_limit
-        self._window: deque[tuple[float, Tenant]] = deque()
-        """The same instants over all tenants, so that those of a tenant that has gone silent are forgotten too."""
+        self._recent: LastMinute[TenantId] = LastMinute()
 
     def inherit(self, before: Any) -> None:
         """A change of some number gives nobody a new minute."""
-        self._window = before._window
+        self._recent = before._recent
 
     def refusal(self, request: Request, now: float) -> Reject | None:
         """Refuse what is beyond the limit."""
-        self._forget(now)
-        tenant = request.tenant
-        times: deque[float] | None = tenant.account
+        tenant = request.member
         limit = max(1, int(self._per_weight * tenant.weight))
-        if times is None or len(times) < limit:
+        until = self._recent.full_until(tenant.tenant_id, limit, now)
+        if until is None:
             return None
         return Reject(
             request_id=request.request_id,
             code=RejectCode.RATE_LIMITED,
-            detail=f"{len(times)} requests of this tenant in the last minute, its limit is {limit}",
-            retry_after_s=times[-limit] + _WINDOW_S - now,
+            detail=f"this tenant has sent {limit} requests in the last minute, its limit",
+            retry_after_s=until - now,
         )
 
     def arrived(self, request: Request, now: float) -> None:
         """It counts from here on, whatever becomes of it."""
-        tenant = request.tenant
-        if tenant.account is None:
-            tenant.account = deque()
-        tenant.account.append(now)
-        self._window.append((now, tenant))
-
-    def _forget(self, now: float) -> None:
-        window = self._window
-        while window and window[0][0] + _WINDOW_S <= now + _ROUNDING_S:
-            tenant = window.popleft()[1]
-            tenant.account.popleft()
-            if not tenant.account:
-                tenant.account = None
+        self._recent.note(request.member.tenant_id, now)

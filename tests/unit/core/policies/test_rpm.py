@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from router_ext.core.actions import Action, Dispatch, Reject, RejectCode
+from router_ext.core.config import GroupConfig
 from router_ext.core.events import Cancelled, Reconfigured
 from router_ext.core.ids import RequestId
 from router_ext.core.scheduler import Scheduler
@@ -30,7 +33,7 @@ def test_the_limit_goes_by_weight_and_is_never_nothing(tenant: str, limit: int) 
     for refusal in refusals[limit:]:
         assert refusal is not None
         assert refusal.code is RejectCode.RATE_LIMITED
-        assert f"{limit} requests of this tenant" in refusal.detail
+        assert f"{limit} requests in the last minute" in refusal.detail
 
 
 def test_others_are_not_limited_by_it() -> None:
@@ -38,6 +41,14 @@ def test_others_are_not_limited_by_it() -> None:
     assert send(scheduler, "r1", 1.0) is None
     assert send(scheduler, "r2", 1.0) is not None
     assert send(scheduler, "r3", 1.0, "b") is None
+
+
+def test_members_of_a_group_have_limits_of_their_own() -> None:
+    config = pool(kv=100_001, policy="rpm", rpm_limit=4, tenants={"a": 1.0, "b": 0.5})
+    members = {name: replace(share, group="g") for name, share in config.tenants.items()}
+    scheduler = started(replace(config, tenants=members, groups={"g": GroupConfig(group="g", weight=9.0)}))
+    assert [send(scheduler, f"a{number}", 1.0) is None for number in range(6)] == [True] * 4 + [False] * 2
+    assert [send(scheduler, f"b{number}", 1.0, "b") is None for number in range(4)] == [True] * 2 + [False] * 2
 
 
 @pytest.mark.parametrize("instant", [0.1, 1.7, 1_234_567.891, 86_400.3])
@@ -95,6 +106,7 @@ def test_ten_thousand_tenants_are_remembered_for_a_minute_only() -> None:
     for number, name in enumerate(names):
         scheduler.handle(arrival(f"r{number}", name, prompt=10, cap=10), number * 0.001)
         scheduler.handle(Cancelled(request_id=RequestId(f"r{number}")), number * 0.001)
-    assert sum(tenant.account is not None for tenant in scheduler._tenants.by_id.values()) == 10_000
+    recent = scheduler._decider._policy._recent  # type: ignore[attr-defined]  # only rpm has one
+    assert (len(recent._by_owner), len(recent._all)) == (10_000, 10_000)
     assert send(scheduler, "late", 100.0, "t0") is None
-    assert sum(tenant.account is not None for tenant in scheduler._tenants.by_id.values()) == 1
+    assert (len(recent._by_owner), len(recent._all)) == (1, 1)
