@@ -215,7 +215,8 @@ class Preemption:
             promised[backend] = needed
             self.look_again_s = min(self.look_again_s, last_chance_s)
             return None
-        cut = self._cheapest(head, new_tokens, promised, now, is_urgent=True)
+        until_s = max(now, deadline_s - first_token_s)
+        cut = self._cheapest(head, new_tokens, promised, now, until_s, is_urgent=True)
         if cut is None or not cut.victims:
             promised[backend] = needed
         return cut
@@ -232,7 +233,7 @@ class Preemption:
                 largest = gap
             return gap > theta
 
-        cut = self._cheapest(pick, self._new_tokens(pick), promised, now, is_ahead, is_urgent=False)
+        cut = self._cheapest(pick, self._new_tokens(pick), promised, now, _FOREVER, is_ahead, is_urgent=False)
         if cut is None:
             # Nobody's lead grows faster than service is delivered to him.
             more = max(theta - largest, theta / _THETA_STEPS)
@@ -251,11 +252,16 @@ class Preemption:
         new_tokens: int,
         promised: dict[Backend, int],
         now: float,
+        until_s: float,
         may_be_cut: Callable[[Request], bool] | None = None,
         *,
         is_urgent: bool,
     ) -> Cut | None:
-        """The victims that lose least, over all backends; None if no backend has enough of them."""
+        """The victims that lose least, over all backends; None if no backend has enough of them.
+
+        ``until_s``: streams that are closing count as gone if they are by then, give or take a step or two (their
+        instants were estimated under another load).
+        """
         best: Cut | None = None
         for backend in self._fleet.usable:
             if not backend.can_hold(head, new_tokens):
@@ -265,7 +271,7 @@ class Preemption:
                 needed += self._gates.headroom_blocks(backend)
                 if not self._is_open(backend, head):
                     continue
-            missing = needed - backend.ledger.free_blocks - backend.closing_blocks(now + 2.0 * backend.cut_lag_s())
+            missing = needed - backend.ledger.free_blocks - backend.closing_blocks(until_s + 2.0 * backend.cut_lag_s())
             if missing <= 0:
                 # What is on its way is enough (or KV is not what it lacks here).
                 return Cut(backend, [], 0)

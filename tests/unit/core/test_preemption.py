@@ -20,7 +20,7 @@ from router_ext.core.events import (
     Stepped,
     TimerFired,
 )
-from router_ext.core.ids import RequestId, TenantId, TierName
+from router_ext.core.ids import BackendId, RequestId, TenantId, TierName
 from router_ext.core.placement import Placement
 from router_ext.core.queues import Tenant, TierQueue
 from router_ext.core.request import Request
@@ -176,6 +176,23 @@ def test_kv_on_its_way_is_not_asked_for_twice() -> None:
     assert cuts(play.decide()) == []
     assert cuts(play.stop("late")) == []
     play.now += STEP_S / 10
+    assert cuts(play.decide()) == []
+
+
+def test_kv_on_its_way_counts_although_steps_have_become_shorter_since() -> None:
+    """The instant was estimated while more ran; with one fewer a step would end before it."""
+    play = Play(pool(tiers=[{"name": "chat", "rank": 1, "ttft_target_s": 0.08}, {"name": "batch", "rank": 10}]))
+    for index in range(3):
+        play.arrive(f"a{index}", prompt=100, cap=230, predicted_output_tokens=230)
+    backend = play.scheduler._fleet.backends[BackendId("bke_0")]
+    play.steps(20)
+    play.decide()
+    for _ in range(200):
+        backend.step_fit.observe(1, 0.01)
+    assert cuts(play.arrive("chat", "b", "chat", prompt=200, cap=50)) == ["a2"]
+    lag_s = backend.cut_lag_s()
+    assert cuts(play.stop("a2")) == []
+    assert backend.cut_lag_s() < lag_s
     assert cuts(play.decide()) == []
 
 
