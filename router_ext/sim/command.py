@@ -23,7 +23,7 @@ from router_ext.sim.prediction import Predictor
 from router_ext.sim.raw import RAW
 from router_ext.sim.recording import Recording
 from router_ext.sim.results import Outcomes, result
-from router_ext.sim.runs import ALONE_POLICY, Task, default_jobs, perform_all
+from router_ext.sim.runs import ALONE_POLICY, Task, Workers, default_jobs
 from router_ext.sim.suites import RATED, TRACE, Suite, SuiteChoice, suite_names
 from router_ext.sim.tables import print_load, print_tables
 
@@ -120,8 +120,8 @@ def run(args: argparse.Namespace) -> int:
         console=Console(stderr=True),
         transient=True,
     )
-    with progress:
-        results = [_result(args, choice, progress, is_alone=len(choices) == 1) for choice in choices]
+    with progress, Workers(args.jobs) as workers:
+        results = [_result(args, choice, progress, workers, is_alone=len(choices) == 1) for choice in choices]
     if len(choices) > 1:
         _show_load(args, over_load([rate for rate in rates if rate is not None], results))
     elif args.json:
@@ -150,13 +150,15 @@ def _print_json(printed: dict[str, Any]) -> None:
     sys.stdout.write("\n")
 
 
-def _result(args: argparse.Namespace, choice: SuiteChoice, progress: Progress, *, is_alone: bool) -> dict[str, Any]:
+def _result(
+    args: argparse.Namespace, choice: SuiteChoice, progress: Progress, workers: Workers, *, is_alone: bool
+) -> dict[str, Any]:
     """Run one suite at one load, and write its report: into a directory by its rate if there are others."""
     suite = choice.build()
     policies = list(dict.fromkeys(args.policy or [*policy_names(), *([RAW] if suite.has_raw else [])]))
     num_seeds = args.seeds or (1 if args.suite == TRACE else _DEFAULT_SEEDS)
     seeds = list(dict.fromkeys(args.seed or range(1, num_seeds + 1)))
-    outcomes = _outcomes(args, choice, suite, policies, seeds, progress)
+    outcomes = _outcomes(args, choice, suite, policies, seeds, progress, workers)
     printed = result(outcomes)
     if args.report is not None:
         # Templates and pictures are read by nobody else.
@@ -182,13 +184,14 @@ def _outcomes(
     policies: Sequence[str],
     seeds: Sequence[int],
     progress: Progress,
+    workers: Workers,
 ) -> Outcomes:
     """Run everything, with progress."""
 
     def perform(tasks: Sequence[Task], title: str) -> list[Recording]:
         bar = progress.add_task(title, total=len(tasks))
         recordings = []
-        for index, recording in enumerate(perform_all(tasks, jobs=args.jobs), 1):
+        for index, recording in enumerate(workers.perform(tasks), 1):
             recordings.append(recording)
             progress.update(bar, completed=index)
         progress.remove_task(bar)

@@ -179,7 +179,7 @@ class Run:
                 self._handle(BackendChanged(backend=backend, is_up=True), 0.0)
         for index, client in enumerate(suite.clients):
             end_s = _FOREVER if client.is_open_ended else suite.duration_s
-            streams = Streams(f"{suite.name}:{self._seed}:{client.name}", index, end_s)
+            streams = Streams(f"{suite.same_as or suite.name}:{self._seed}:{client.name}", index, end_s)
             self._sources.append(client.source(streams))
             self._next_arrival(index)
 

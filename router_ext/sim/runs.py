@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -43,22 +44,40 @@ def perform(task: Task) -> Recording:
         return run.run()
 
 
-def perform_all(tasks: Sequence[Task], *, jobs: int) -> Iterator[Recording]:
-    """The recordings in the order of the tasks. Closing the iterator stops what has not begun."""
-    if jobs <= 1 or len(tasks) <= 1:
-        for task in tasks:
-            yield perform(task)
-        return
-    # A fresh interpreter per worker: forking a process that draws progress in a thread may hang.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context) as pool:
-        futures = [pool.submit(perform, task) for task in tasks]
-        try:
-            for future in futures:
-                yield future.result()
-        finally:
-            for future in futures:
-                future.cancel()
+class Workers:
+    """Processes that carry out tasks, as many as ``jobs``; none but this one if that is 1. A context manager.
+
+    Whoever is interrupted does not wait for what the others are at: they are ended.
+    """
+
+    def __init__(self, jobs: int) -> None:
+        self._strangers = set(multiprocessing.active_children())
+        # A fresh interpreter per worker: forking a process that draws progress in a thread may hang.
+        context = multiprocessing.get_context("spawn")
+        self._pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_leave_interrupts) if jobs > 1 else None
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._pool is None:
+            return
+        if kind is not None:
+            for process in multiprocessing.active_children():
+                if process not in self._strangers:
+                    process.terminate()
+        self._pool.shutdown(cancel_futures=True)
+
+    def perform(self, tasks: Sequence[Task]) -> Iterator[Recording]:
+        """The recordings in the order of the tasks, as they are done."""
+        if self._pool is None or len(tasks) <= 1:
+            return map(perform, tasks)
+        return self._pool.map(perform, tasks)
+
+
+def _leave_interrupts() -> None:
+    """Ctrl-C reaches all processes of a terminal; the first one sees to the others."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def default_jobs() -> int:

@@ -38,6 +38,7 @@ class Suite:
     """One experiment.
 
     Attributes:
+        same_as: the suite whose random streams it shares, so that both get the same arrivals.
         duration_s: end of arrivals; with a batch and open-ended clients, the batch's last completion instead.
         is_drained: the run goes on until everything that arrived is complete.
         pool: fields of the pool that differ from their defaults.
@@ -50,6 +51,7 @@ class Suite:
     name: str
     about: str
     clients: tuple[Client, ...]
+    same_as: str = ""
     duration_s: float = 600.0
     model: ServerModel = A10G
     num_backends: int = 1
@@ -106,6 +108,7 @@ def _adversary_max(declared: int, name: str, about: str) -> Suite:
     return Suite(
         name=name,
         about=about,
+        same_as="adversary-max",
         clients=(
             Client(name="client0", source=requests(poisson(4.0), fixed(128, 32), max_new_tokens=declared)),
             Client(name="client1", source=requests(poisson(1.5), _LONG)),

@@ -13,7 +13,7 @@ from router_ext.sim.engine import LINK_S, Run, pool_config
 from router_ext.sim.models import A10G
 from router_ext.sim.raw import RAW
 from router_ext.sim.recording import Recording
-from router_ext.sim.runs import Task, perform, perform_all
+from router_ext.sim.runs import Task, Workers, perform
 from router_ext.sim.suites import Suite, SuiteChoice
 from router_ext.sim.workloads import Client, agents, at_once, between, fixed, poisson, requests
 
@@ -172,4 +172,5 @@ def _numbers(recording: Recording) -> object:
 def test_runs_are_the_same_in_one_process_or_in_two() -> None:
     tasks = [Task(choice=SuiteChoice(name="light"), policy=policy, seed=2) for policy in ("vtc", "slo-fair")]
     alone = [_numbers(perform(task)) for task in tasks]
-    assert [_numbers(recording) for recording in perform_all(tasks, jobs=2)] == alone
+    with Workers(2) as workers:
+        assert [_numbers(recording) for recording in workers.perform(tasks)] == alone

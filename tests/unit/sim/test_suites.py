@@ -42,7 +42,9 @@ TABLE: dict[str, tuple[list[tuple[float, object, object]], float]] = {
 
 def jobs(suite: Suite, index: int, seed: int = 1, end_s: float | None = None) -> list[Job]:
     client = suite.clients[index]
-    streams = Streams(f"{suite.name}:{seed}:{client.name}", index, suite.duration_s if end_s is None else end_s)
+    streams = Streams(
+        f"{suite.same_as or suite.name}:{seed}:{client.name}", index, suite.duration_s if end_s is None else end_s
+    )
     return list(client.source(streams))
 
 
@@ -163,6 +165,12 @@ def test_a_batch_alone_is_run_to_its_end_and_a_chatbot_for_a_while() -> None:
     assert suite.alone("batch").is_until_batch_ends
     assert not suite.alone("chatbot").is_until_batch_ends
     assert not SuiteChoice(name="mixed").build().alone("batch").is_until_batch_ends
+
+
+def test_what_a_tenant_declares_changes_nothing_else() -> None:
+    boasting, honest = (SuiteChoice(name=name).build() for name in ("adversary-max", "adversary-max-honest"))
+    for index in (0, 1):
+        assert [job.arrival_s for job in jobs(boasting, index)] == [job.arrival_s for job in jobs(honest, index)]
 
 
 def test_options_a_suite_does_not_have_are_refused() -> None:
