@@ -12,13 +12,14 @@ from controlplane.audit.api import AuditViewSet
 from controlplane.fleet.api import BackendViewSet, PoliciesView, PoolViewSet, RouterViewSet
 from controlplane.keys.api import KeyViewSet
 from controlplane.rollout.api import RevisionViewSet
-from controlplane.tenants.api import TenantViewSet
+from controlplane.tenants.api import GroupViewSet, TenantViewSet
 from controlplane.tiers.api import TierViewSet
 from controlplane.training.api import JobViewSet
 from controlplane.usage.api import QuarantineViewSet, RequestView, UsageReportView
 
 router = SimpleRouter(trailing_slash=False)
 router.register("tenants", TenantViewSet, basename="tenant")
+router.register("groups", GroupViewSet, basename="group")
 router.register("keys", KeyViewSet, basename="key")
 router.register("tiers", TierViewSet, basename="tier")
 router.register("pools", PoolViewSet, basename="pool")

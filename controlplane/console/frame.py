@@ -38,7 +38,7 @@ def navigation(request: HttpRequest) -> dict[str, object]:
     """Context processor: the main navigation with the current page marked."""
     match = request.resolver_match
     current = (match.url_name or "").split("_")[0] if match else ""
-    current = {"backend": "pools", "key": "tenants"}.get(current, current)
+    current = {"backend": "pools", "group": "tenants", "groups": "tenants", "key": "tenants"}.get(current, current)
     return {
         "navigation": [
             {

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from django.urls import URLPattern, path
 
-from controlplane.console.views import account, audit, jobs, live, pools, requests, tenants, tiers, tokens, usage
+from controlplane.console.views import (
+    account,
+    audit,
+    groups,
+    jobs,
+    live,
+    pools,
+    requests,
+    tenants,
+    tiers,
+    tokens,
+    usage,
+)
 
 app_name = "console"
 urlpatterns: list[URLPattern] = [
@@ -19,6 +31,10 @@ urlpatterns: list[URLPattern] = [
     path("tenants/<str:tenant_id>/state/", tenants.set_state, name="tenant_state"),
     path("tenants/<str:tenant_id>/keys/", tenants.issue_key, name="key_new"),
     path("tenants/<str:tenant_id>/keys/<str:key_id>/revoke/", tenants.revoke_key, name="key_revoke"),
+    path("groups/", groups.index, name="groups"),
+    path("groups/new/", groups.create, name="group_new"),
+    path("groups/<str:group_id>/", groups.detail, name="group"),
+    path("groups/<str:group_id>/delete/", groups.delete, name="group_delete"),
     path("tiers/", tiers.index, name="tiers"),
     path("tiers/new/", tiers.create, name="tier_new"),
     path("tiers/<str:tier_id>/", tiers.detail, name="tier"),

@@ -63,6 +63,7 @@ class RouterFairnessSerializer(serializers.Serializer[Any]):
 class TenantBoundSerializer(serializers.Serializer[Any]):
     tenant = serializers.CharField()
     name = serializers.CharField()
+    group = serializers.CharField(allow_null=True, help_text="Its fairness group, among whose tenants the bound is")
     weight = serializers.FloatField()
     counter_bound = serializers.FloatField(help_text="Service per weight above the least served tenant that waits")
     bound_service = serializers.FloatField(help_text="The same in service")

@@ -12,7 +12,7 @@ from controlplane.common.errors import NotFound
 from controlplane.common.validation import get_or_not_found
 from controlplane.fleet.models import Pool
 from controlplane.fleet.queries import live_heartbeats, pool_records, pools
-from controlplane.tenants.queries import tenant_records
+from controlplane.tenants.queries import group_records, tenant_records
 from controlplane.tiers.queries import tier_records
 from router_ext.core.bounds import Terms, gpu_seconds, terms
 from router_ext.core.config import PoolConfig, build_pool
@@ -45,10 +45,14 @@ class RouterFairness:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantBound:
-    """How far one tenant may be above the least served one that waits: per weight as counters are, and in service."""
+    """How far one tenant may be above the least served one that waits: per weight as counters are, and in service.
+
+    ``group``: its fairness group, among whose tenants the bound is; None: among all that compete for themselves.
+    """
 
     tenant: str
     name: str
+    group: str | None
     weight: float
     counter_bound: float
     bound_service: float
@@ -57,7 +61,10 @@ class TenantBound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairBound:
-    """How far two tenants may drift apart, in service per weight, over any time in which both wait."""
+    """How far two tenants may drift apart, in service per weight, over any time in which both wait.
+
+    Of tenants with different fairness groups it is their groups that have a bound.
+    """
 
     first: str
     second: str
@@ -144,7 +151,8 @@ def _configured(pool: Pool) -> PoolConfig:
             if b.kv_tokens is not None
         ],
         tiers=[msgspec.to_builtins(tier) for tier in tier_records()],
-        tenants=[{"tenant": t.tenant, "weight": t.weight} for t in tenant_records()],
+        tenants=[{"tenant": t.tenant, "weight": t.weight, "group": t.group} for t in tenant_records()],
+        groups=[msgspec.to_builtins(group) for group in group_records()],
     )
 
 
@@ -193,12 +201,13 @@ def _of_router(instance: str, state: PoolState) -> RouterFairness:
 def _by_tenant(stated: Terms, rate: float | None) -> list[TenantBound]:
     bounds = []
     for record in tenant_records():
-        bound = stated.counter_bound(record.weight)
+        bound = (stated.counter_bound if record.group is None else stated.inside_bound)(record.weight)
         service = bound * record.weight
         bounds.append(
             TenantBound(
                 tenant=record.tenant,
                 name=record.name,
+                group=record.group,
                 weight=record.weight,
                 counter_bound=bound,
                 bound_service=service,
@@ -209,9 +218,15 @@ def _by_tenant(stated: Terms, rate: float | None) -> list[TenantBound]:
 
 
 def _of_pair(stated: Terms, pair: tuple[str, str]) -> PairBound:
-    weights = {record.tenant: record.weight for record in tenant_records()}
+    records = {record.tenant: record for record in tenant_records()}
     for tenant in pair:
-        if tenant not in weights:
+        if tenant not in records:
             raise NotFound(f"no tenant {tenant!r}")
-    first, second = pair
-    return PairBound(first=first, second=second, pair_bound=stated.pair_bound(weights[first], weights[second]))
+    first, second = (records[tenant] for tenant in pair)
+    if first.group is not None and first.group == second.group:
+        bound = stated.inside_bound(first.weight) + stated.inside_bound(second.weight)
+    else:
+        groups = {record.group: record.weight for record in group_records()}
+        weights = [r.weight if r.group is None else groups[r.group] for r in (first, second)]
+        bound = stated.pair_bound(*weights)
+    return PairBound(first=first.tenant, second=second.tenant, pair_bound=bound)

@@ -11,7 +11,7 @@ from controlplane.common.clock import to_us
 from controlplane.common.errors import ConfigRefused
 from controlplane.fleet.queries import pool_records
 from controlplane.keys.queries import key_records
-from controlplane.tenants.queries import tenant_records
+from controlplane.tenants.queries import group_records, tenant_records
 from controlplane.tiers.queries import tier_records
 from router_ext.core.config import ConfigError, build_pool
 from router_ext.wire.controlplane import BackendRecord, ConfigSnapshot, snapshot_digest
@@ -29,6 +29,7 @@ def build_snapshot(*, revision: int, published_at: datetime) -> ConfigSnapshot:
         tiers=tier_records(),
         tenants=tenant_records(),
         keys=key_records(),
+        groups=group_records(),
     )
     return msgspec.structs.replace(snapshot, digest=snapshot_digest(snapshot))
 
@@ -66,6 +67,7 @@ def validate_snapshot(snapshot: ConfigSnapshot) -> None:
                 backends=[_as_core(b) for b in pool.backends],
                 tiers=[msgspec.to_builtins(t) for t in snapshot.tiers],
                 tenants=[msgspec.to_builtins(t) for t in snapshot.tenants],
+                groups=[msgspec.to_builtins(g) for g in snapshot.groups],
             )
         except ConfigError as error:
             raise ConfigRefused(str(error)) from error

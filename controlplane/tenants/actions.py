@@ -1,10 +1,11 @@
-"""Use cases of tenants."""
+"""Use cases of tenants and of fairness groups."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, TypedDict
 
+from django.db.models import ProtectedError
 from typing_extensions import Unpack
 
 from controlplane.audit.actions import record, save_change
@@ -12,8 +13,8 @@ from controlplane.common.actor import Actor
 from controlplane.common.errors import Conflict
 from controlplane.common.use_case import mark_config_changed, use_case
 from controlplane.common.validation import Checks, lock_version
-from controlplane.tenants.models import Tenant, TenantState, TenantTier
-from controlplane.tenants.queries import tier_names
+from controlplane.tenants.models import Group, Tenant, TenantState, TenantTier
+from controlplane.tenants.queries import find_group, tier_names
 from controlplane.tiers.models import Tier
 from controlplane.tiers.queries import find_tiers
 
@@ -26,6 +27,11 @@ class TenantChanges(TypedDict, total=False):
     tiers: Sequence[str]
     default_tier: str
     max_queued: int
+    group: str | None
+
+
+class GroupChanges(TypedDict, total=False):
+    weight: float
 
 
 def tenant_fields(tenant: Tenant) -> dict[str, Any]:
@@ -37,7 +43,12 @@ def tenant_fields(tenant: Tenant) -> dict[str, Any]:
         "tiers": tier_names(tenant),
         "default_tier": tenant.default_tier.name,
         "max_queued": tenant.max_queued,
+        "group": None if tenant.group is None else tenant.group.name,
     }
+
+
+def group_fields(group: Group) -> dict[str, Any]:
+    return {"name": group.name, "weight": group.weight}
 
 
 def _resolve(checks: Checks, names: Sequence[str], default: str) -> tuple[list[Tier], Tier | None]:
@@ -51,6 +62,14 @@ def _resolve(checks: Checks, names: Sequence[str], default: str) -> tuple[list[T
     if chosen is None:
         checks.add("default_tier", f"{default!r} is not one of the tenant's tiers")
     return tiers, chosen
+
+
+def _find_group(checks: Checks, name: str | None) -> Group | None:
+    """The group of this name, None for none; what is wrong goes into ``checks``."""
+    group = find_group(name) if name else None
+    if name and group is None:
+        checks.add("group", f"there is no fairness group {name!r}")
+    return group
 
 
 def _check(checks: Checks, tenant: Tenant) -> None:
@@ -77,15 +96,17 @@ def create_tenant(
     default_tier: str,
     weight: float = 1.0,
     max_queued: int = 2_000,
+    group: str | None = None,
 ) -> Tenant:
     """A tenant; routers know it within two seconds.
 
     Args:
         tiers: names of the tiers it may use. default_tier: one of them.
-        weight: its share, relative to the other tenants'.
+        weight: its share, relative to the other tenants'; in a group, to its other members'.
+        group: name of its fairness group, None for none.
     """
     checks = Checks()
-    tenant = Tenant(name=name, slug=slug, weight=weight, max_queued=max_queued)
+    tenant = Tenant(name=name, slug=slug, weight=weight, max_queued=max_queued, group=_find_group(checks, group))
     _check(checks, tenant)
     rows, chosen = _resolve(checks, tiers, default_tier)
     checks.done()
@@ -117,6 +138,8 @@ def update_tenant(
     rows, chosen = _resolve(
         checks, changes.pop("tiers", before["tiers"]), changes.pop("default_tier", before["default_tier"])
     )
+    if "group" in changes:
+        tenant.group = _find_group(checks, changes.pop("group"))
     for field, value in changes.items():
         setattr(tenant, field, value)
     _check(checks, tenant)
@@ -136,3 +159,61 @@ def update_tenant(
         publish=f"tenant {tenant.slug} updated",
     )
     return tenant
+
+
+def _check_group(group: Group) -> None:
+    checks = Checks()
+    checks.slug("name", group.name)
+    checks.number("weight", group.weight, 0.001, 10_000)
+    checks.done()
+
+
+@use_case()
+def create_group(*, actor: Actor, name: str, weight: float = 1.0) -> Group:
+    """A fairness group; tenants join it by its name, which stays for good.
+
+    Args:
+        weight: its share in every pool, relative to other groups and to tenants without one.
+    """
+    group = Group(name=name, weight=weight)
+    _check_group(group)
+    if Group.objects.filter(name=name).exists():
+        raise Conflict(f"a fairness group {name!r} exists")
+    group.save(force_insert=True)
+    record(actor=actor, action="group.created", object_type="group", object_id=group.id, after=group_fields(group))
+    mark_config_changed(f"fairness group {name} created")
+    return group
+
+
+@use_case()
+def update_group(
+    *, actor: Actor, group_id: str, expected_version: int | None = None, **changes: Unpack[GroupChanges]
+) -> Group:
+    group = lock_version(Group.objects.all(), "group", group_id, expected_version)
+    before = group_fields(group)
+    for field, value in changes.items():
+        setattr(group, field, value)
+    _check_group(group)
+    save_change(
+        group,
+        actor=actor,
+        action="group.updated",
+        before=before,
+        after=group_fields(group),
+        publish=f"fairness group {group.name} updated",
+    )
+    return group
+
+
+@use_case()
+def delete_group(*, actor: Actor, group_id: str, expected_version: int | None = None) -> None:
+    """Delete a fairness group that no tenant is in."""
+    group = lock_version(Group.objects.all(), "group", group_id, expected_version)
+    before = group_fields(group)
+    try:
+        group.delete()
+    except ProtectedError as error:
+        number = len(error.protected_objects)
+        raise Conflict(f"fairness group {group.name!r} has {number} tenant{'' if number == 1 else 's'}") from error
+    record(actor=actor, action="group.deleted", object_type="group", object_id=group_id, before=before)
+    mark_config_changed(f"fairness group {before['name']} deleted")

@@ -1,4 +1,4 @@
-"""REST of tenants."""
+"""REST of tenants and fairness groups."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from rest_framework.response import Response
 
 from controlplane.common.rest import IDEMPOTENCY_KEY, IF_MATCH, PROBLEMS, StrictSerializer, UseCaseViewSet
 from controlplane.tenants import actions, queries
-from controlplane.tenants.models import Tenant, TenantState
+from controlplane.tenants.models import Group, Tenant, TenantState
+
+_GROUP_HELP = "Name of its fairness group, null for none; `weight` is its share inside the group then"
 
 
 class NewTenantSerializer(StrictSerializer):
@@ -20,6 +22,7 @@ class NewTenantSerializer(StrictSerializer):
     default_tier = serializers.CharField(max_length=40)
     weight = serializers.FloatField(required=False, default=1.0, min_value=0.001, max_value=10_000)
     max_queued = serializers.IntegerField(required=False, default=2_000, min_value=1, max_value=1_000_000)
+    group = serializers.CharField(required=False, allow_null=True, default=None, max_length=63, help_text=_GROUP_HELP)
 
 
 class TenantChangesSerializer(StrictSerializer):
@@ -32,16 +35,20 @@ class TenantChangesSerializer(StrictSerializer):
     weight = serializers.FloatField(required=False, min_value=0.001, max_value=10_000)
     max_queued = serializers.IntegerField(required=False, min_value=1, max_value=1_000_000)
     state = serializers.ChoiceField(choices=TenantState.choices, required=False)
+    group = serializers.CharField(required=False, allow_null=True, max_length=63, help_text=_GROUP_HELP)
 
 
 class TenantSerializer(serializers.ModelSerializer[Tenant]):
     tiers = serializers.SerializerMethodField()
     default_tier = serializers.CharField(source="default_tier.name")
+    group: serializers.SlugRelatedField[Group] = serializers.SlugRelatedField(
+        slug_field="name", read_only=True, allow_null=True, help_text=_GROUP_HELP
+    )
 
     class Meta:
         model = Tenant
         fields = [
-            "id", "slug", "name", "weight", "state", "tiers", "default_tier", "max_queued",
+            "id", "slug", "name", "weight", "state", "tiers", "default_tier", "max_queued", "group",
             "version", "created_at", "updated_at",
         ]  # fmt: skip
 
@@ -91,3 +98,61 @@ class TenantViewSet(UseCaseViewSet):
         changes: Any = self.checked(TenantChangesSerializer, is_partial=True)
         actions.update_tenant(actor=self.actor, tenant_id=pk, expected_version=self.expected_version(), **changes)
         return self.shown(self.found(pk))
+
+
+class GroupChangesSerializer(StrictSerializer):
+    weight = serializers.FloatField(
+        required=False,
+        min_value=0.001,
+        max_value=10_000,
+        help_text="Share in every pool, relative to other groups and to tenants without one",
+    )
+
+
+class NewGroupSerializer(GroupChangesSerializer):
+    name = serializers.CharField(max_length=63, help_text="a-z, 0-9 and -; never changes")
+
+
+class GroupSerializer(serializers.ModelSerializer[Group]):
+    class Meta:
+        model = Group
+        fields = ["id", "name", "weight", "version", "created_at", "updated_at"]
+
+
+@extend_schema_view(
+    list=extend_schema(responses={200: GroupSerializer(many=True), **PROBLEMS}),
+    retrieve=extend_schema(responses={200: GroupSerializer, **PROBLEMS}),
+    create=extend_schema(
+        request=NewGroupSerializer, responses={201: GroupSerializer, **PROBLEMS}, parameters=[IDEMPOTENCY_KEY]
+    ),
+    partial_update=extend_schema(
+        request=GroupChangesSerializer, responses={200: GroupSerializer, **PROBLEMS}, parameters=[IF_MATCH]
+    ),
+    destroy=extend_schema(responses={204: None, **PROBLEMS}, parameters=[IF_MATCH]),
+)
+class GroupViewSet(UseCaseViewSet):
+    what = "group"
+    queryset = Group.objects.none()
+    serializer_class = GroupSerializer
+
+    def get_queryset(self) -> Any:
+        return queries.groups(actor=self.actor)
+
+    def list(self, request: Any) -> Response:
+        return self.listed(self.get_queryset())
+
+    def retrieve(self, request: Any, pk: str) -> Response:
+        return self.shown(self.found(pk))
+
+    def create(self, request: Any) -> Response:
+        body = self.checked(NewGroupSerializer)
+        return self.created(lambda: (actions.create_group(actor=self.actor, **body), {}))
+
+    def partial_update(self, request: Any, pk: str) -> Response:
+        changes: Any = self.checked(GroupChangesSerializer, is_partial=True)
+        actions.update_group(actor=self.actor, group_id=pk, expected_version=self.expected_version(), **changes)
+        return self.shown(self.found(pk))
+
+    def destroy(self, request: Any, pk: str) -> Response:
+        actions.delete_group(actor=self.actor, group_id=pk, expected_version=self.expected_version())
+        return Response(status=204)

@@ -1,4 +1,4 @@
-"""Tenants: who shares the platform, by which weight, in which tiers."""
+"""Tenants: who shares the platform, by which weight, in which tiers, and groups that compete as one."""
 
 from __future__ import annotations
 
@@ -10,6 +10,29 @@ from controlplane.common.models import Record
 
 def _tenant_id() -> str:
     return new_id("ten")
+
+
+def _group_id() -> str:
+    return new_id("grp")
+
+
+class Group(Record):
+    """A fairness group: its tenants compete in every pool as one of this weight, and share it by their own weights.
+
+    Its name is its public reference and never changes: routers keep its service counters by it.
+    """
+
+    id = models.CharField(primary_key=True, max_length=40, default=_group_id, editable=False)
+    name = models.SlugField(max_length=63, unique=True)
+    weight = models.FloatField(default=1.0)
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(condition=models.Q(weight__gte=0.001, weight__lte=10_000), name="group_weight_range")
+        ]
+
+    def __str__(self) -> str:
+        return self.name
 
 
 class TenantState(models.TextChoices):
@@ -28,6 +51,7 @@ class Tenant(Record):
     tiers = models.ManyToManyField("tiers.Tier", through="TenantTier", related_name="tenants")
     default_tier = models.ForeignKey("tiers.Tier", on_delete=models.PROTECT, related_name="+")
     max_queued = models.PositiveIntegerField(default=2_000)
+    group = models.ForeignKey(Group, null=True, blank=True, on_delete=models.PROTECT, related_name="tenants")
 
     class Meta:
         constraints = [

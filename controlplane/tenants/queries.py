@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 
 from django.db.models import QuerySet
 
 from controlplane.common.actor import Actor, Scope
-from controlplane.tenants.models import Tenant, TenantTier
-from router_ext.wire.controlplane import TenantRecord
+from controlplane.tenants.models import Group, Tenant, TenantTier
+from router_ext.wire.controlplane import GroupRecord, TenantRecord
 
 
 def tenants(*, actor: Actor) -> QuerySet[Tenant]:
     """All tenants with their tiers."""
     actor.require(Scope.READ)
-    return Tenant.objects.select_related("default_tier").prefetch_related("tiers").order_by("slug")
+    return Tenant.objects.select_related("default_tier", "group").prefetch_related("tiers").order_by("slug")
+
+
+def groups(*, actor: Actor) -> QuerySet[Group]:
+    """All fairness groups."""
+    actor.require(Scope.READ)
+    return Group.objects.order_by("name")
+
+
+def find_group(name: str) -> Group | None:
+    """The group of this name. For use cases."""
+    return None if "\0" in name else Group.objects.filter(name=name).first()
 
 
 def tier_names(tenant: Tenant) -> list[str]:
@@ -27,9 +39,29 @@ def tenant_names() -> dict[str, str]:
     return dict(Tenant.objects.values_list("id", "name"))
 
 
-def tenant_weights() -> dict[str, tuple[str, float]]:
-    """Name and weight by id, for the live page."""
-    return {tenant: (name, weight) for tenant, name, weight in Tenant.objects.values_list("id", "name", "weight")}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weighted:
+    """What the live page says of a tenant. ``group_weight``: None if it competes for itself."""
+
+    name: str
+    weight: float = 1.0
+    group: str | None = None
+    group_weight: float | None = None
+
+
+def tenant_weights() -> dict[str, Weighted]:
+    """Names and weights by id, for the live page."""
+    rows = Tenant.objects.values_list("id", "name", "weight", "group__name", "group__weight")
+    return {
+        tenant: Weighted(name=name, weight=weight, group=group, group_weight=group_weight)
+        for tenant, name, weight, group, group_weight in rows
+    }
+
+
+def group_records() -> list[GroupRecord]:
+    """The fairness groups of a snapshot."""
+    rows = Group.objects.order_by("name").values_list("name", "weight")
+    return [GroupRecord(group=name, weight=weight) for name, weight in rows]
 
 
 def tenant_records() -> list[TenantRecord]:
@@ -48,8 +80,9 @@ def tenant_records() -> list[TenantRecord]:
             tiers=allowed.get(tenant, []),
             default_tier=default_tier,
             max_queued=max_queued,
+            group=group,
         )
-        for tenant, name, weight, state, default_tier, max_queued in rows.values_list(
-            "id", "name", "weight", "state", "default_tier__name", "max_queued"
+        for tenant, name, weight, state, default_tier, max_queued, group in rows.values_list(
+            "id", "name", "weight", "state", "default_tier__name", "max_queued", "group__name"
         )
     ]

@@ -87,9 +87,15 @@ def pool_config(record: PoolRecord, snapshot: ConfigSnapshot, members: Mapping[B
             backends=backends,
             tiers=[msgspec.structs.asdict(tier) for tier in snapshot.tiers],
             tenants=[
-                {"tenant": tenant.tenant, "weight": tenant.weight, "max_queued": tenant.max_queued}
+                {
+                    "tenant": tenant.tenant,
+                    "weight": tenant.weight,
+                    "max_queued": tenant.max_queued,
+                    "group": tenant.group,
+                }
                 for tenant in snapshot.tenants
             ],
+            groups=[msgspec.structs.asdict(group) for group in snapshot.groups],
         )
     except (ConfigError, KeyError, TypeError) as error:
         raise SnapshotRefused(f"revision {snapshot.revision}: {error}") from None

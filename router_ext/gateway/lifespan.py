@@ -38,6 +38,7 @@ from router_ext.wire.controlplane import (
     BackendState,
     BoundTerms,
     ConfigSnapshot,
+    GroupState,
     Heartbeat,
     PoolRecord,
     PoolState,
@@ -399,6 +400,7 @@ def _pool_state(pool: str, engine: PoolEngine) -> PoolState:
         tenants=[
             TenantState(
                 tenant=t.tenant,
+                group=t.group,
                 queued=t.queued,
                 running=t.running,
                 counter=t.counter,
@@ -407,6 +409,7 @@ def _pool_state(pool: str, engine: PoolEngine) -> PoolState:
             )
             for t in stats.tenants
         ],
+        groups=[GroupState(group=g.group, queued=g.queued, running=g.running, counter=g.counter) for g in stats.groups],
         predictor_digest=engine.predictor_digest,
         bound_service=stats.bound_service,
         largest_gap_service=stats.largest_gap_service,

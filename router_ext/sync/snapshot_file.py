@@ -15,6 +15,7 @@ import msgspec
 from router_ext.errors import SnapshotRefused
 from router_ext.wire.controlplane import (
     ConfigSnapshot,
+    GroupRecord,
     KeyRecord,
     PoolRecord,
     TenantRecord,
@@ -39,6 +40,7 @@ class _Shell(msgspec.Struct, kw_only=True):
     tiers: list[TierRecord]
     tenants: list[msgspec.Raw]
     keys: list[msgspec.Raw]
+    groups: list[msgspec.Raw] = []
     digest: str = ""
 
 
@@ -57,6 +59,7 @@ def decode_snapshot(body: bytes) -> ConfigSnapshot:
             tiers=shell.tiers,
             tenants=_decode_all(shell.tenants, TenantRecord),
             keys=_decode_all(shell.keys, KeyRecord),
+            groups=_decode_all(shell.groups, GroupRecord),
             digest=shell.digest,
         )
     except msgspec.MsgspecError as error:

@@ -47,8 +47,18 @@ class TierRecord(msgspec.Struct, frozen=True, kw_only=True):
     max_queue_wait_s: float | None = None
 
 
+class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A fairness group: its tenants compete in every pool as one of this weight; ``core.config.GroupConfig``."""
+
+    group: str
+    weight: float = 1.0
+
+
 class TenantRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A tenant. ``tiers`` are the allowed ones, ``default_tier`` one of them. state: active, suspended."""
+    """A tenant. ``tiers`` are the allowed ones, ``default_tier`` one of them. state: active, suspended.
+
+    ``group``: its fairness group, in which ``weight`` is its share; None: it competes for itself.
+    """
 
     tenant: str
     name: str
@@ -57,6 +67,7 @@ class TenantRecord(msgspec.Struct, frozen=True, kw_only=True):
     tiers: list[str] = []
     default_tier: str = ""
     max_queued: int = 2_000
+    group: str | None = None
 
 
 class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,6 +139,7 @@ class ConfigSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     tiers: list[TierRecord]
     tenants: list[TenantRecord]
     keys: list[KeyRecord]
+    groups: list[GroupRecord] = []
     digest: str = ""
 
 
@@ -232,7 +244,10 @@ class BackendState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TenantState(msgspec.Struct, frozen=True, kw_only=True):
+    """``counter``: service per weight above the floor of those it competes with: the pool's, or its group's members."""
+
     tenant: str
+    group: str | None = None
     queued: int = 0
     running: int = 0
     counter: float = 0.0
@@ -252,6 +267,15 @@ class BoundTerms(msgspec.Struct, frozen=True, kw_only=True):
     heaviest_weight: float = 1.0
 
 
+class GroupState(msgspec.Struct, frozen=True, kw_only=True):
+    """A fairness group in one pool; ``queued`` and ``running`` are sums over its tenants."""
+
+    group: str
+    queued: int = 0
+    running: int = 0
+    counter: float = 0.0
+
+
 class PoolState(msgspec.Struct, frozen=True, kw_only=True):
     pool: str
     policy: str
@@ -259,6 +283,7 @@ class PoolState(msgspec.Struct, frozen=True, kw_only=True):
     running: int = 0
     backends: list[BackendState] = []
     tenants: list[TenantState] = []
+    groups: list[GroupState] = []
     predictor_digest: str | None = None
     bound_service: float | None = None
     largest_gap_service: float | None = None

@@ -24,8 +24,8 @@ from controlplane.fleet.actions import create_backend, create_pool
 from controlplane.fleet.models import Backend, Pool
 from controlplane.keys.actions import issue_key
 from controlplane.keys.models import ApiKey
-from controlplane.tenants.actions import create_tenant
-from controlplane.tenants.models import Tenant
+from controlplane.tenants.actions import create_group, create_tenant
+from controlplane.tenants.models import Group, Tenant
 from controlplane.tiers.actions import create_tier
 from controlplane.tiers.models import Tier
 from router_ext.ops.embedded import free_port
@@ -50,6 +50,10 @@ def make_tenant(actor: Actor, **fields: Any) -> Tenant:
     for name in {*given["tiers"], *fields.get("tiers", ())}:
         make_tier(actor, name)
     return create_tenant(actor=actor, **{**given, **fields})
+
+
+def make_group(actor: Actor, **fields: Any) -> Group:
+    return create_group(actor=actor, **{"name": f"group-{next(_numbers)}", **fields})
 
 
 def make_pool(actor: Actor, **fields: Any) -> Pool:

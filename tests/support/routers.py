@@ -25,6 +25,7 @@ from router_ext.sync.spool import scan
 from router_ext.wire.controlplane import (
     BackendRecord,
     ConfigSnapshot,
+    GroupRecord,
     KeyRecord,
     PoolRecord,
     TenantRecord,
@@ -52,6 +53,7 @@ class Setup:
         ]
     )
     tenants: dict[str, TenantRecord] = field(default_factory=dict)
+    groups: list[GroupRecord] = field(default_factory=list)
     keys: dict[str, KeyRecord] = field(default_factory=dict)
     pepper: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     revision: int = 0
@@ -94,6 +96,7 @@ class Setup:
             tiers=self.tiers,
             tenants=list(self.tenants.values()),
             keys=list(self.keys.values()),
+            groups=self.groups,
         )
         return msgspec.structs.replace(blank, digest=snapshot_digest(blank))
 

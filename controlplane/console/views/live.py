@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 from django.http import HttpRequest, HttpResponseBase
@@ -15,10 +16,11 @@ from controlplane.fleet import queries as fleet_queries
 from controlplane.fleet.models import Pool
 from controlplane.rollout.queries import current_number
 from controlplane.tenants import queries as tenant_queries
+from controlplane.tenants.queries import Weighted
 from controlplane.usage import queries as usage_queries
 from controlplane.usage.models import UsageEvent
 from router_ext.core.bounds import gpu_seconds
-from router_ext.wire.controlplane import Heartbeat, PoolState
+from router_ext.wire.controlplane import GroupState, Heartbeat, PoolState
 
 MAX_TENANTS = 200
 STALE_S = 25
@@ -35,26 +37,42 @@ class PoolPicture:
     queued: list[tuple[str, int]]
     backends: list[dict[str, object]]
     tenants: list[dict[str, object]]
+    groups: list[GroupState]
     shares: str
     bound_gpu_s: float | None
     largest_gap_gpu_s: float | None
     preemptions: int
 
 
-def _picture(router: str, state: PoolState, tenants: dict[str, tuple[str, float]], pool: Pool | None) -> PoolPicture:
+def entitled_shares(busy: list[Weighted]) -> list[float]:
+    """Shares by weight: of what competes for the pool, and inside each group among its tenants."""
+    inside: dict[str, float] = defaultdict(float)
+    for tenant in busy:
+        if tenant.group is not None:
+            inside[tenant.group] += tenant.weight
+    outside = sum(tenant.weight for tenant in busy if tenant.group is None)
+    outside += sum({tenant.group: tenant.group_weight or 1.0 for tenant in busy if tenant.group is not None}.values())
+    return [
+        tenant.weight / outside
+        if tenant.group is None
+        else (tenant.group_weight or 1.0) / outside * tenant.weight / inside[tenant.group]
+        for tenant in busy
+    ]
+
+
+def _picture(router: str, state: PoolState, tenants: dict[str, Weighted], pool: Pool | None) -> PoolPicture:
     servers = {b.id: b.name for b in pool.backends.all()} if pool is not None else {}
     busy = [t for t in state.tenants if t.queued or t.running or t.output_tokens_total][:MAX_TENANTS]
-    names = {t.tenant: tenants.get(t.tenant, (t.tenant, 1.0))[0] for t in busy}
-    weights = {t.tenant: tenants.get(t.tenant, (t.tenant, 1.0))[1] for t in busy}
+    known = {t.tenant: tenants.get(t.tenant, Weighted(name=t.tenant)) for t in busy}
     service = {t.tenant: t.prompt_tokens_total + 2 * t.output_tokens_total for t in busy}
-    total, weight_sum = sum(service.values()), sum(weights.values())
+    total = sum(service.values())
     shares = [
         charts.Share(
-            label=names[t.tenant],
+            label=known[t.tenant].name,
             delivered=service[t.tenant] / total if total else 0.0,
-            entitled=weights[t.tenant] / weight_sum,
+            entitled=entitled,
         )
-        for t in busy
+        for t, entitled in zip(busy, entitled_shares(list(known.values())), strict=True)
     ]
     rate = state.service_per_gpu_s
     return PoolPicture(
@@ -75,7 +93,8 @@ def _picture(router: str, state: PoolState, tenants: dict[str, tuple[str, float]
             }
             for b in state.backends
         ],
-        tenants=[{"state": t, "name": names[t.tenant]} for t in busy],
+        tenants=[{"state": t, "name": known[t.tenant].name} for t in busy],
+        groups=state.groups,
         shares=charts.share_bars(title="Service delivered since the router started", shares=shares) if shares else "",
         preemptions=sum(state.preempted_total.values()),
     )
@@ -105,7 +124,7 @@ def _context(request: HttpRequest) -> dict[str, object]:
             for state in beat.pools
         ],
         "events": [
-            {"event": e, "name": tenants.get(e.tenant, (e.tenant, 1.0))[0], "ttft_ms": _ttft_ms(e)}
+            {"event": e, "name": tenants.get(e.tenant, Weighted(name=e.tenant)).name, "ttft_ms": _ttft_ms(e)}
             for e in usage_queries.latest_events(actor=actor, limit=12)
         ],
     }

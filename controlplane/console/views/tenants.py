@@ -36,7 +36,8 @@ class TenantForm(VersionedForm):
     )
     weight = forms.FloatField(
         initial=1.0,
-        help_text="Its share of the service, relative to the other tenants that have work waiting (0.001 to 10,000).",
+        help_text="Its share of the service, relative to the other tenants that have work waiting (0.001 to 10,000); "
+        "in a fairness group, to the group's other tenants.",
         widget=forms.NumberInput(attrs={"step": "any", "min": "0.001"}),
     )
     tiers = forms.MultipleChoiceField(
@@ -46,6 +47,11 @@ class TenantForm(VersionedForm):
     max_queued = forms.IntegerField(
         initial=2_000, label="Waiting requests at most", help_text="More are refused with 429 (1 to 1,000,000)."
     )
+    group = forms.ChoiceField(
+        required=False,
+        label="Fairness group",
+        help_text="Tenants of a group compete in every pool as one, with the group's weight.",
+    )
 
     def __init__(self, *args: Any, actor: Actor, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -53,9 +59,12 @@ class TenantForm(VersionedForm):
         names = [(t.name, f"{t.name} (TTFT {t.ttft_target_s:g} s)" if t.ttft_target_s else t.name) for t in rows]
         self.fields["tiers"].choices = names  # type: ignore[attr-defined]  # a choice field
         self.fields["default_tier"].choices = names  # type: ignore[attr-defined]  # a choice field
+        groups = [(g.name, f"{g.name} (weight {g.weight:g})") for g in queries.groups(actor=actor)]
+        self.fields["group"].choices = [("", "none: it competes for itself"), *groups]  # type: ignore[attr-defined]  # a choice field
 
     def values(self) -> dict[str, Any]:
         values = super().values()
+        values["group"] = values["group"] or None
         values["slug"] = values["slug"] or slugify(values["name"])[:63]
         return values
 

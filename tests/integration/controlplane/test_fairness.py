@@ -18,7 +18,7 @@ from controlplane.tenants.models import Tenant
 from router_ext.core.bounds import terms
 from router_ext.core.config import build_pool
 from router_ext.wire.controlplane import BoundTerms, ConfigSnapshot, Heartbeat, PoolState
-from tests.support.control_plane import ApiClient, make_backend, make_pool, make_tenant, make_tier
+from tests.support.control_plane import ApiClient, make_backend, make_group, make_pool, make_tenant, make_tier
 
 pytestmark = pytest.mark.django_db
 
@@ -156,3 +156,19 @@ def test_the_console_shows_the_same(operator: User, pool: Pool, router: tuple[Ro
     beat(router[0], pool, largest_gap_service=6_000.0, service_per_gpu_s=500.0, bound_service=10_000.0)
     assert "12.0 s of GPU time" in client.get(reverse("console:live_fragment")).content.decode()
     assert client.get(f"{address}?first=nobody&second=nobody").status_code == 200
+
+
+def test_members_of_a_group_are_bounded_among_themselves_and_the_group_among_the_others(
+    api: ApiClient, system: Actor, pool: Pool
+) -> None:
+    make_group(system, name="research", weight=10.0)
+    first = make_tenant(system, name="First", weight=1.0, group="research")
+    second = make_tenant(system, name="Second", weight=2.0, group="research")
+    light = Tenant.objects.get(slug="light")
+    shown = fairness(api, pool, f"?first={first.id}&second={second.id}")
+    by_tenant = {each["name"]: each for each in shown["tenants"]}
+    assert (by_tenant["Second"]["group"], by_tenant["Light"]["group"]) == ("research", None)
+    assert by_tenant["Second"]["counter_bound"] == pytest.approx(25_005 / 2)
+    assert shown["pair"]["pair_bound"] == pytest.approx(25_005 * 1.5)
+    shown = fairness(api, pool, f"?first={first.id}&second={light.id}")
+    assert shown["pair"]["pair_bound"] == pytest.approx(25_005 * 1.1)

@@ -30,6 +30,7 @@ from tests.support.control_plane import (
     ApiClient,
     api_client,
     make_backend,
+    make_group,
     make_key,
     make_pool,
     make_tenant,
@@ -54,12 +55,14 @@ def world(system: Actor, operator: User) -> World:
     backend = make_backend(system, pool)
     key, _ = make_key(system, tenant, pool)
     free_tier = make_tier(system, "free")
+    free_group = make_group(system)
     free_pool = make_pool(system)
     router, _ = create_router(actor=system, name="spare")
     token, _ = issue_token(actor=system, user=operator, name="spare", scopes=["admin.read"])
     return World(
         ids={
             "tenants": tenant.id, "keys": key.id, "backends": backend.id, "tiers": free_tier.id, "pools": free_pool.id,
+            "groups": free_group.id,
             "routers": router.id, "tokens": token.id, "pool_in_use": pool.id,
         }
     )  # fmt: skip
@@ -79,6 +82,9 @@ MUTATIONS: dict[tuple[str, str], tuple[Callable[[World], Any], str]] = {
     ("POST", "/tiers"): (lambda w: {"name": "new", "rank": 3, "ttft_target_s": 0.5}, "tier.created"),
     ("PATCH", "/tiers/{id}"): (lambda w: {"rank": 77}, "tier.updated"),
     ("DELETE", "/tiers/{id}"): (lambda w: None, "tier.deleted"),
+    ("POST", "/groups"): (lambda w: {"name": "new", "weight": 2.5}, "group.created"),
+    ("PATCH", "/groups/{id}"): (lambda w: {"weight": 7}, "group.updated"),
+    ("DELETE", "/groups/{id}"): (lambda w: None, "group.deleted"),
     ("POST", "/pools"): (lambda w: {"name": "org/new", "policy": "fifo"}, "pool.created"),
     ("PATCH", "/pools/{id}"): (lambda w: {"policy": "fifo"}, "pool.updated"),
     ("DELETE", "/pools/{id}"): (lambda w: None, "pool.deleted"),
@@ -96,7 +102,7 @@ MUTATIONS: dict[tuple[str, str], tuple[Callable[[World], Any], str]] = {
     ("POST", "/tokens"): (lambda w: {"name": "new", "scopes": ["admin.read"]}, "token.issued"),
     ("POST", "/tokens/{id}/revoke"): (lambda w: None, "token.revoked"),
 }  # fmt: skip
-CONFIGURATION = ("tenant.", "key.", "tier.", "pool.", "backend.")
+CONFIGURATION = ("tenant.", "group.", "key.", "tier.", "pool.", "backend.")
 
 
 def path_of(route: str, world: World) -> str:
@@ -163,8 +169,8 @@ def test_a_mutation_needs_the_write_scope_of_an_operator(
 
 
 READABLE = (
-    "/tenants", "/keys", "/tiers", "/pools", "/backends", "/routers", "/revisions", "/audit", "/training-jobs",
-    "/tokens", "/usage/report", "/usage/quarantine",
+    "/tenants", "/groups", "/keys", "/tiers", "/pools", "/backends", "/routers", "/revisions", "/audit",
+    "/training-jobs", "/tokens", "/usage/report", "/usage/quarantine",
 )  # fmt: skip
 
 
@@ -420,3 +426,28 @@ def test_a_knob_no_scheduler_takes_is_refused_by_name(
     answer = api.send("PATCH", f"/pools/{make_pool(system).id}", body)
     assert answer.status_code == 422
     assert field in answer.json()["errors"]
+
+
+def test_a_tenant_joins_and_leaves_a_fairness_group_by_its_name(api: ApiClient, world: World) -> None:
+    tenant = f"/tenants/{world.ids['tenants']}"
+    assert api.send("GET", tenant).json()["group"] is None
+    assert api.send("POST", "/groups", {"name": "research", "weight": 3}).json()["weight"] == 3
+    assert api.send("PATCH", tenant, {"group": "research"}).json()["group"] == "research"
+    assert api.send("PATCH", tenant, {"weight": 2}).json()["group"] == "research"
+    assert api.send("PATCH", tenant, {"group": None}).json()["group"] is None
+    refused = api.send("PATCH", tenant, {"group": "nobody"})
+    assert (refused.status_code, list(refused.json()["errors"])) == (422, ["group"])
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"name": "Not A Slug"}, "name"),
+        ({"name": "x", "weight": 0}, "weight"),
+        ({"name": "x", "weight": 1e9}, "weight"),
+        ({}, "name"),
+    ],
+)
+def test_a_fairness_group_that_cannot_be_is_refused_by_field(api: ApiClient, body: dict[str, Any], field: str) -> None:
+    answer = api.send("POST", "/groups", body)
+    assert (answer.status_code, list(answer.json()["errors"])) == (422, [field])

@@ -22,12 +22,12 @@ from controlplane.fleet.models import ModelName
 from controlplane.keys.actions import issue_key, revoke_key, update_key
 from controlplane.rollout.models import Revision
 from controlplane.rollout.queries import current_body, current_number
-from controlplane.tenants.actions import update_tenant
-from controlplane.tenants.models import Tenant, TenantTier
+from controlplane.tenants.actions import create_group, delete_group, update_group, update_tenant
+from controlplane.tenants.models import Group, Tenant, TenantTier
 from controlplane.tiers.actions import delete_tier, update_tier
 from controlplane.tiers.models import Tier
 from router_ext.wire.controlplane import ConfigSnapshot, key_digest, parse_key, snapshot_digest
-from tests.support.control_plane import make_backend, make_key, make_pool, make_tenant, make_tier
+from tests.support.control_plane import make_backend, make_group, make_key, make_pool, make_tenant, make_tier
 
 pytestmark = pytest.mark.django_db
 
@@ -204,6 +204,45 @@ def test_a_tier_target_may_be_taken_away(system: Actor) -> None:
     tier = make_tier(system, "fast", ttft_target_s=0.5)
     update_tier(actor=system, tier_id=tier.id, ttft_target_s=None)
     assert [t.ttft_target_s for t in published().tiers] == [None]
+
+
+def test_a_fairness_group_and_who_is_in_it_are_published(system: Actor) -> None:
+    group = make_group(system, name="research", weight=3.0)
+    tenant = make_tenant(system, weight=2.0, group="research")
+    alone = make_tenant(system)
+    snapshot = published()
+    assert [(g.group, g.weight) for g in snapshot.groups] == [("research", 3.0)]
+    assert {t.tenant: t.group for t in snapshot.tenants} == {tenant.id: "research", alone.id: None}
+    update_group(actor=system, group_id=group.id, weight=5.0)
+    update_tenant(actor=system, tenant_id=tenant.id, group=None)
+    snapshot = published()
+    assert [g.weight for g in snapshot.groups] == [5.0]
+    assert all(t.group is None for t in snapshot.tenants)
+
+
+def test_a_fairness_group_with_tenants_is_not_deleted(system: Actor) -> None:
+    group = make_group(system)
+    tenant = make_tenant(system, group=group.name)
+    with pytest.raises(Conflict, match=r"has 1 tenant$"):
+        delete_group(actor=system, group_id=group.id)
+    update_tenant(actor=system, tenant_id=tenant.id, group=None)
+    delete_group(actor=system, group_id=group.id)
+    assert not Group.objects.exists()
+    assert published().groups == []
+
+
+def test_a_fairness_group_has_a_name_of_its_own(system: Actor) -> None:
+    make_group(system, name="research")
+    with pytest.raises(Conflict):
+        create_group(actor=system, name="research")
+
+
+@pytest.mark.parametrize("group", ["nobody", "with\0nul"])
+def test_an_unknown_fairness_group_is_refused_by_field(system: Actor, group: str) -> None:
+    tenant = make_tenant(system)
+    with pytest.raises(Invalid) as refused:
+        update_tenant(actor=system, tenant_id=tenant.id, group=group)
+    assert list(refused.value.fields) == ["group"]
 
 
 def test_a_word_names_one_pool(system: Actor) -> None:

@@ -10,6 +10,8 @@ from support.modelserver import model_server
 from support.routers import RouterProcess, Setup, backend, router
 from support.tenants import Tenant, new_tenant
 
+from router_ext.wire.controlplane import GroupRecord
+
 FLAGS = ("--sim-step-ms", "4", "--sim-mean-tokens", "0", "--max-total-tokens", "2048")
 BODY = {"inputs": "Tell me a story", "parameters": {"max_new_tokens": 60}}
 
@@ -76,6 +78,29 @@ def test_a_change_of_weight_takes_effect_on_those_who_wait() -> None:
             running.publish()
             got = counted(running, floods, 12_000)
             assert 0.74 <= got[0] / sum(got) <= 0.86, got
+        finally:
+            for flood in floods:
+                flood.stop()
+
+
+def test_the_tenants_of_a_group_share_what_one_tenant_would_get() -> None:
+    """And a tenant that leaves the group under load competes for itself from then on."""
+    groups = [GroupRecord(group="both")]
+    with (
+        model_server(*FLAGS) as server,
+        router(Setup(backends=[backend(server.port, kv_tokens=560)], groups=groups)) as running,
+    ):
+        one, two = new_tenant(running, group="both"), new_tenant(running, group="both")
+        alone = new_tenant(running)
+        floods = [Flood(tenant, 12) for tenant in (one, two, alone)]
+        try:
+            got = counted(running, floods, 9_000)
+            assert 0.44 <= got[2] / sum(got) <= 0.56, got
+            assert 0.42 <= got[0] / (got[0] + got[1]) <= 0.58, got
+            running.setup.tenant(two.name, group=None)
+            running.publish()
+            got = counted(running, floods, 12_000)
+            assert all(0.27 <= tokens / sum(got) <= 0.40 for tokens in got), got
         finally:
             for flood in floods:
                 flood.stop()

@@ -20,19 +20,21 @@ from controlplane.audit.models import AuditEntry
 from controlplane.common.actor import system_actor
 from controlplane.common.clock import utc_now
 from controlplane.console import charts
+from controlplane.console.views import live
 from controlplane.console.views import tenants as tenant_views
 from controlplane.fleet import actions as fleet_actions
 from controlplane.fleet.models import Pool
 from controlplane.fleet.routers import create_router, take_heartbeat
 from controlplane.keys.actions import issue_key, revoke_key
 from controlplane.keys.models import ApiKey
-from controlplane.tenants.actions import create_tenant
-from controlplane.tenants.models import Tenant
+from controlplane.tenants.actions import create_group, create_tenant
+from controlplane.tenants.models import Group, Tenant
+from controlplane.tenants.queries import Weighted
 from controlplane.tiers import actions as tier_actions
 from controlplane.tiers.models import Tier
 from controlplane.training.actions import cancel_job, start_job
 from router_ext.core.config import KNOBS, policy_pages
-from router_ext.wire.controlplane import Heartbeat, PoolState
+from router_ext.wire.controlplane import GroupState, Heartbeat, PoolState, TenantState
 
 pytestmark = pytest.mark.django_db
 
@@ -98,7 +100,8 @@ def test_the_address_after_sign_in_stays_on_this_host() -> None:
     assert Client().post(reverse("console:sign_in"), form).headers["location"] == "/"
 
 
-PAGES = ("live", "live_fragment", "tenants", "tenant_new", "tiers", "tier_new", "pools", "pool_new", "pool_policies",
+PAGES = ("live", "live_fragment", "tenants", "tenant_new", "groups", "group_new", "tiers", "tier_new", "pools",
+         "pool_new", "pool_policies",
          "usage", "usage_csv", "usage_quarantine", "jobs", "jobs_fragment", "audit", "tokens")  # fmt: skip
 
 
@@ -123,6 +126,35 @@ def test_a_tenant_is_created_changed_and_suspended(operator: Client, platform: N
     assert (tenant.weight, tenant.default_tier.name) == (5.0, "batch")
     operator.post(reverse("console:tenant_state", args=[tenant.id]), {"state": "suspended"})
     assert "suspended" in operator.get(page).content.decode()
+
+
+def test_a_fairness_group_is_made_joined_weighed_and_deleted(operator: Client, platform: None) -> None:
+    assert operator.post(reverse("console:group_new"), {"name": "research", "weight": "2.5"}).status_code == 302
+    group = Group.objects.get()
+    tenant = make_tenant(operator, group="research")
+    assert tenant.group == group
+    assert "research" in operator.get(reverse("console:tenants")).content.decode()
+    page = operator.get(reverse("console:groups")).content.decode()
+    assert '>research</a></td><td class="num">2.5</td><td class="num">1</td>' in page
+    assert operator.post(reverse("console:group", args=[group.id]), {"weight": "4"}).status_code == 302
+    group.refresh_from_db()
+    assert group.weight == 4.0
+    delete = reverse("console:group_delete", args=[group.id])
+    assert "has 1 tenant" in operator.post(delete, follow=True).content.decode()
+    form = {"name": "Web chat", "slug": "web-chat", "weight": "3", "tiers": ["batch"], "default_tier": "batch",
+            "max_queued": "100", "group": ""}  # fmt: skip
+    operator.post(reverse("console:tenant", args=[tenant.id]), form)
+    assert "Fairness group deleted." in operator.post(delete, follow=True).content.decode()
+    assert not Group.objects.exists()
+
+
+def test_entitled_shares_are_by_group_then_by_tenant() -> None:
+    tenants = [
+        Weighted(name="alone", weight=1.0),
+        Weighted(name="first", weight=3.0, group="g", group_weight=2.0),
+        Weighted(name="second", weight=1.0, group="g", group_weight=2.0),
+    ]
+    assert live.entitled_shares(tenants) == pytest.approx([1 / 3, 1 / 2, 1 / 6])
 
 
 def test_a_value_out_of_range_is_named_with_its_range(operator: Client, platform: None) -> None:
@@ -238,7 +270,15 @@ def test_the_live_page_says_how_much_was_preempted(operator: Client, platform: N
     assert "1,304 streams told to stop for others (deadline 1,300, gap 4)" in page
     assert "98,765 tokens computed again for them" in page
     assert "7 waiting for a server large enough" in page
+    tenant = create_tenant(actor=SYSTEM, name="Chat", slug="chat", tiers=["batch"], default_tier="batch")
+    page = shown(
+        tenants=[TenantState(tenant=tenant.id, group="research", queued=3)],
+        groups=[GroupState(group="research", queued=3, running=1, counter=1_234.0)],
+    )
+    assert "Chat research 3 0" in page
+    assert "research 3 1 1,234" in page
     page = shown(preempted_total={"deadline": 0, "gap": 0})
+    assert "Fairness groups" not in page
     assert "told to stop" not in page
     assert "large enough" not in page
 
@@ -256,12 +296,13 @@ def test_two_people_cannot_overwrite_each_other(operator: Client, platform: None
     assert tenant.weight == 5.0
 
 
-@pytest.mark.parametrize("name", ["tenant", "pool", "tier", "backend"])
+@pytest.mark.parametrize("name", ["tenant", "group", "pool", "tier", "backend"])
 def test_a_page_that_changes_a_row_remembers_its_version(name: str, operator: Client, platform: None) -> None:
     pool = Pool.objects.get()
     backend = fleet_actions.create_backend(actor=SYSTEM, pool=pool.id, name="one", url="http://10.0.0.7:3000")
     parts = {
         "tenant": [make_tenant(operator).id],
+        "group": [create_group(actor=SYSTEM, name="research").id],
         "pool": [pool.id],
         "tier": [Tier.objects.get(name="batch").id],
         "backend": [pool.id, backend.id],
@@ -307,7 +348,9 @@ def test_tenants_are_paged_by_short_name(operator: Client, platform: None, monke
     assert seen == [f"Team {n}" for n in range(5)]
 
 
-@pytest.mark.parametrize("name", ["tenants", "tenant", "tiers", "pools", "jobs", "audit", "tokens", "live", "usage"])
+@pytest.mark.parametrize(
+    "name", ["tenants", "tenant", "groups", "tiers", "pools", "jobs", "audit", "tokens", "live", "usage"]
+)
 def test_a_page_asks_the_database_no_more_often_when_there_is_more_to_show(
     name: str, operator: Client, platform: None
 ) -> None:
@@ -322,7 +365,8 @@ def test_a_page_asks_the_database_no_more_often_when_there_is_more_to_show(
     def add(number: int) -> None:
         label = f"more-{number}"
         tier_actions.create_tier(actor=SYSTEM, name=label, rank=number)
-        create_tenant(actor=SYSTEM, name=label, slug=label, tiers=["batch", label], default_tier=label)
+        create_group(actor=SYSTEM, name=label)
+        create_tenant(actor=SYSTEM, name=label, slug=label, tiers=["batch", label], default_tier=label, group=label)
         pool = fleet_actions.create_pool(actor=SYSTEM, name=label, aliases=[f"{label}-alias"])
         fleet_actions.create_backend(actor=SYSTEM, pool=pool.id, name="one", url=f"http://10.0.0.{number}:3000")
         issue_key(actor=SYSTEM, tenant_id=tenant.id, name=label, default_pool=pool.id, tiers=["batch"])

@@ -13,9 +13,10 @@ from support.scripted import BODY, Peer, World, running, stream, until
 
 from router_ext.backends.fake import Ending, Script
 from router_ext.core.events import Finished
+from router_ext.core.ids import TenantId
 from router_ext.errors import ArtifactRefused, SnapshotRefused
 from router_ext.predict.baseline import LengthSample, build_baseline
-from router_ext.wire.controlplane import ArtifactRecord, ConfigSnapshot
+from router_ext.wire.controlplane import ArtifactRecord, ConfigSnapshot, GroupRecord
 
 
 @pytest.fixture
@@ -88,6 +89,25 @@ async def test_a_bad_snapshot_changes_nothing(world: World, field: str, value: A
     assert world.router.directory is before
     assert list(world.router.engines) == ["pol_main"]
     assert (await Peer(world, "/generate_stream", BODY).wait()).count(b"data: ") == 5
+
+
+async def test_a_group_of_tenants_is_taken_over_and_reported(world: World) -> None:
+    world.setup.groups = [GroupRecord(group="research", weight=3.0)]
+    world.setup.tenant("alice", group="research", weight=2.0)
+    await world.router.apply(world.setup.snapshot())
+    config = world.router.engines["pol_main"].scheduler.config
+    assert {name: group.weight for name, group in config.groups.items()} == {"research": 3.0}
+    assert config.tenants[TenantId("ten_alice")].group == "research"
+    await Peer(world, "/generate_stream", BODY).wait()
+    (pool,) = world.router.heartbeat().pools
+    assert [(group.group, group.queued, group.running) for group in pool.groups] == [("research", 0, 0)]
+    assert [tenant.group for tenant in pool.tenants if tenant.tenant == "ten_alice"] == ["research"]
+
+
+async def test_a_group_that_nobody_published_is_refused(world: World) -> None:
+    world.setup.tenant("alice", group="research")
+    with pytest.raises(SnapshotRefused, match="unknown group 'research'"):
+        await world.router.apply(world.setup.snapshot())
 
 
 async def test_a_backend_without_an_address_is_refused(world: World) -> None:

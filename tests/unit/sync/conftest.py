@@ -20,6 +20,7 @@ from router_ext.wire.controlplane import (
     SNAPSHOT_PATH,
     USAGE_PATH,
     ConfigSnapshot,
+    GroupRecord,
     Heartbeat,
     KeyRecord,
     PoolRecord,
@@ -229,7 +230,8 @@ def make_snapshot() -> Callable[..., ConfigSnapshot]:
             published_at_us=1_700_000_000_000_000 + revision,
             pools=pools or [PoolRecord(pool="pool_1", name="model", scheduling={"policy": "fifo", "gamma": 0.5})],
             tiers=[TierRecord(name="interactive", rank=10, ttft_target_s=0.5)],
-            tenants=[TenantRecord(tenant=f"ten_{i}", name=f"Tenant {i}") for i in range(3)],
+            tenants=[TenantRecord(tenant=f"ten_{i}", name=f"Tenant {i}", group="research") for i in range(3)],
+            groups=[GroupRecord(group="research", weight=2.0)],
             keys=[
                 KeyRecord(
                     key=f"key_{i}",
