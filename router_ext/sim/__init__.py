@@ -6,7 +6,7 @@
                                      server (one per backend: queue, reservation, iterations, prefix cache)
                                         |
                                         v
-                             recording --> metrics --> results (table, JSON), report
+                        recorder --> recording --> metrics --> results (table, JSON), report
 
 One run is one suite, one policy and one seed; ``runs`` spreads runs over processes. A run reads no clock but to state
 its own speed, and draws its random numbers from streams named by suite, seed, client and purpose, so that every policy

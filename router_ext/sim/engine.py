@@ -12,12 +12,9 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Iterator
-from dataclasses import replace
-from hashlib import blake2b
+from typing import Any
 
 from router_ext.core.actions import Action, Dispatch, Expire, Preempt, Reject, SetTimer
-from router_ext.core.bounds import bound_service, pair_bound
-from router_ext.core.config import PoolConfig, build_pool, policy_names
 from router_ext.core.events import (
     Arrived,
     BackendChanged,
@@ -29,74 +26,27 @@ from router_ext.core.events import (
     Stepped,
     TimerFired,
 )
-from router_ext.core.fairness import TEST_POLICIES
-from router_ext.core.ids import BackendId, KeyId, RequestId, TenantId, TierName
+from router_ext.core.ids import KeyId, RequestId, TenantId
 from router_ext.core.prefix import PREFIX_BLOCK_TOKENS
 from router_ext.core.scheduler import Scheduler
 from router_ext.errors import SimulationError
-from router_ext.sim.gaps import Gaps
 from router_ext.sim.jobs import Agent, Job
+from router_ext.sim.pools import pool_config, tier_name
 from router_ext.sim.prediction import Prediction, Predictor
 from router_ext.sim.raw import RAW, RawRouter
-from router_ext.sim.recording import Recording, Requests, Samples, TenantInfo
-from router_ext.sim.server import Batch, Outcome, Server, Stream
+from router_ext.sim.recorder import Recorder
+from router_ext.sim.recording import Recording
+from router_ext.sim.server import Server
+from router_ext.sim.streams import Batch, Outcome, Stream
 from router_ext.sim.suites import Suite
-from router_ext.sim.workloads import Client, Streams
+from router_ext.sim.workloads import Streams
 
 LINK_S = 0.001
 """One way between router and server."""
 
-_NO_LIMIT = 10_000_000
-
-_SAMPLES = 4_000
-_INTERVALS_S = (1.0, 2.0, 5.0, 10.0, 15.0, 30.0)
-"""A run is sampled every second, a long one less often. Divisors of 30 and 60 s, where windows begin and end."""
-
 _STEP, _AT_ROUTER, _AT_SERVER, _CLOSE, _ARRIVAL, _CALL, _TIMER = range(7)
 
 _FOREVER = float("inf")
-
-
-def pool_config(suite: Suite, policy: str) -> PoolConfig:
-    """The pool of a suite: its servers as an operator would state them, no limit on queues."""
-    model = suite.model
-    targets = sorted({c.ttft_target_s for c in suite.clients if c.ttft_target_s is not None})
-    config = build_pool(
-        pool={
-            "name": suite.name,
-            "policy": policy if policy in policy_names() else "fifo",
-            "max_queued": _NO_LIMIT,
-            **suite.pool,
-        },
-        backends=[
-            {
-                "backend": f"server{index}",
-                "kv_tokens": model.kv_tokens,
-                "prefill_budget_tokens": model.prefill_budget_tokens,
-                "is_chunked": model.is_chunked,
-                "max_input_tokens": model.longest_input_tokens,
-                "max_total_tokens": 2 * model.kv_tokens,
-                "max_concurrent_requests": 1_000_000,
-            }
-            for index in range(suite.num_backends)
-        ],
-        tiers=[
-            *({"name": _tier(target), "rank": 1, "ttft_target_s": target} for target in targets),
-            {"name": _tier(None), "rank": 10},
-        ],
-        tenants=[{"tenant": client.name, "weight": client.weight, "max_queued": 1_000_000} for client in suite.clients],
-    )
-    return replace(config, policy=policy) if policy in TEST_POLICIES else config
-
-
-def _interval_s(suite: Suite) -> float:
-    if suite.is_until_batch_ends:
-        return _INTERVALS_S[0]
-    return next((i for i in _INTERVALS_S if suite.duration_s <= i * _SAMPLES), _INTERVALS_S[-1])
-
-
-def _tier(target_s: float | None) -> str:
-    return "batch" if target_s is None else f"within_{target_s:g}s"
 
 
 class Run:
@@ -116,7 +66,7 @@ class Run:
         self._seed = seed
         self._config = config = pool_config(suite, policy)
         self._tenants = [TenantId(client.name) for client in suite.clients]
-        self._tiers = [TierName(_tier(client.ttft_target_s)) for client in suite.clients]
+        self._tiers = [tier_name(client.ttft_target_s) for client in suite.clients]
         self._backends = {backend: index for index, backend in enumerate(config.backends)}
         self._servers = [Server(suite.model) for _ in config.backends]
         self._is_busy = [False] * len(self._servers)
@@ -124,7 +74,6 @@ class Run:
         """(tick, iteration) of the newest outcome the router has, by server."""
         self._cut: list[list[Stream]] = [[] for _ in self._servers]
         """Streams the router has closed and may still hear of, by server."""
-        self._scheduler: Scheduler | RawRouter
         self._prediction = Prediction(predictor, is_slice_oracle=is_slice_oracle)
         self._heap: list[tuple[float, int, int, object]] = []
         self._seq = 0
@@ -136,27 +85,10 @@ class Run:
         self._num_open = 0
         self._num_open_batch = 0
         self._is_batch_done = False
-        self._gaps = Gaps(len(suite.clients))
-        self._per_prompt = [config.w_prompt / client.weight for client in suite.clients]
-        self._per_output = [config.w_output / client.weight for client in suite.clients]
-        self._prompt_tokens = [0] * len(suite.clients)
-        self._output_tokens = [0] * len(suite.clients)
-        self._interval_s = _interval_s(suite)
-        self._samples = Samples(
-            interval_s=self._interval_s,
-            prompt_tokens=[[] for _ in suite.clients],
-            output_tokens=[[] for _ in suite.clients],
-            counters=[[] for _ in suite.clients],
-            queued=[[] for _ in suite.clients],
-            kv_tokens=[[] for _ in self._servers],
-            running=[[] for _ in self._servers],
-        )
-        self._digest = blake2b(digest_size=16)
-        self._num_dispatched = 0
-        self._num_preempted = 0
         self._num_blocks = 0
-        self._end_s = _FOREVER if suite.is_until_batch_ends else suite.duration_s
-        self._at_end: tuple[float, float, float] | None = None
+        self._scheduler = RawRouter(config) if policy == RAW else Scheduler(config)
+        self._recorder = Recorder(suite, config, self._servers, self._scheduler)
+        self._gaps = self._recorder.gaps
 
     # --- the clock -------------------------------------------------------------------------------------------------
 
@@ -165,18 +97,21 @@ class Run:
         began = time.process_time()
         self._open()
         over_s = self._play()
-        recording = self._record(over_s)
+        recording = self._recorder.recording(
+            policy=self._policy,
+            seed=self._seed,
+            over_s=over_s,
+            jobs=self._jobs,
+            agents=self._agents,
+            shown=self._shown,
+        )
         recording.cpu_s = time.process_time() - began
         return recording
 
     def _open(self) -> None:
         suite, config = self._suite, self._config
-        if self._policy == RAW:
-            self._scheduler = RawRouter(config)
-        else:
-            self._scheduler = Scheduler(config)
-            for backend in config.backends:
-                self._handle(BackendChanged(backend=backend, is_up=True), 0.0)
+        for backend in config.backends:
+            self._handle(BackendChanged(backend=backend, is_up=True), 0.0)
         for index, client in enumerate(suite.clients):
             end_s = _FOREVER if client.is_open_ended else suite.duration_s
             streams = Streams(f"{suite.same_as or suite.name}:{self._seed}:{client.name}", index, end_s)
@@ -184,55 +119,50 @@ class Run:
             self._next_arrival(index)
 
     def _play(self) -> float:
-        heap = self._heap
-        next_sample = 0.0
-        suite = self._suite
+        """One thing after another, until the suite says that it is over. The instant at which it is."""
+        heap, recorder, suite = self._heap, self._recorder, self._suite
         now = 0.0
         while heap:
             at_s = heap[0][0]
-            while at_s > next_sample and next_sample <= self._end_s:
-                self._sample(next_sample)
-                next_sample += self._interval_s
-            if at_s > self._end_s and self._at_end is None:
-                self._close_books(self._end_s)
+            recorder.sample_before(at_s)
+            if at_s > recorder.end_s and not recorder.is_closed:
+                recorder.close(recorder.end_s)
                 if not suite.is_drained and not self._num_open_batch:
-                    return self._end_s
+                    return recorder.end_s
             now, _, kind, payload = heapq.heappop(heap)
-            if kind == _STEP:
-                self._on_step(payload, now)  # type: ignore[arg-type]
-            elif kind == _AT_ROUTER:
-                self._on_outcome(payload, now)  # type: ignore[arg-type]
-            elif kind == _AT_SERVER:
-                self._on_opened(payload, now)  # type: ignore[arg-type]
-            elif kind == _ARRIVAL:
-                self._on_arrival(payload, now)  # type: ignore[arg-type]
-            elif kind == _TIMER:
-                if payload == self._timer:
-                    self._handle(TimerFired(), now)
-            elif kind == _CALL:
-                self._arrive(payload, now)  # type: ignore[arg-type]
-            else:
-                self._on_closed(payload, now)  # type: ignore[arg-type]
+            self._happen(kind, payload, now)
             if self._is_batch_done:
-                if self._end_s == _FOREVER:
+                if suite.is_until_batch_ends:
                     if now == 0.0:
                         raise SimulationError(f"suite {suite.name}: these servers take nothing of the batch")
-                    self._end_s = now
-                    self._close_books(now)
+                    recorder.close(now)
                     return now
-                if self._at_end is not None and not suite.is_drained:
+                if recorder.is_closed and not suite.is_drained:
                     return now
-            if self._at_end is not None and suite.is_drained and not self._num_open:
+            if recorder.is_closed and suite.is_drained and not self._num_open:
                 return now
-        if self._at_end is None:
+        if not recorder.is_closed:
             # Everything is over before the end of arrivals.
-            now = max(now, self._end_s) if self._end_s < _FOREVER else now
-            self._end_s = min(self._end_s, now)
-            while next_sample <= self._end_s:
-                self._sample(next_sample)
-                next_sample += self._interval_s
-            self._close_books(self._end_s)
+            now = now if suite.is_until_batch_ends else recorder.end_s
+            recorder.close(now)
         return now
+
+    def _happen(self, kind: int, payload: Any, now: float) -> None:
+        if kind == _STEP:
+            self._on_step(payload, now)
+        elif kind == _AT_ROUTER:
+            self._on_outcome(payload, now)
+        elif kind == _AT_SERVER:
+            self._on_opened(payload, now)
+        elif kind == _ARRIVAL:
+            self._on_arrival(payload, now)
+        elif kind == _TIMER:
+            if payload == self._timer:
+                self._handle(TimerFired(), now)
+        elif kind == _CALL:
+            self._arrive(payload, now)
+        else:
+            self._on_closed(payload)
 
     def _push(self, at_s: float, kind: int, payload: object) -> None:
         self._seq += 1
@@ -260,6 +190,12 @@ class Run:
         self._jobs.append(job)
         job.request_id = RequestId(f"req_{len(self._jobs):06d}")
         self._by_id[job.request_id] = job
+        agent = job.agent
+        cost: float | None = None
+        if agent is not None:
+            if agent.cost is None:
+                self._agents.append(agent)
+            cost = self._prediction.agent_cost(agent)
         suite = self._suite
         model = suite.model
         if job.input_tokens > model.longest_input_tokens or (
@@ -268,12 +204,6 @@ class Run:
             job.is_refused = True
             self._close_job(job, now)
             return
-        agent = job.agent
-        cost: float | None = None
-        if agent is not None:
-            if agent.cost is None:
-                self._agents.append(agent)
-            cost = self._prediction.agent_cost(agent)
         tenant = job.tenant
         spec = RequestSpec(
             request_id=job.request_id,
@@ -333,21 +263,22 @@ class Run:
             self._carry_out(actions, now)
 
     def _carry_out(self, actions: list[Action], now: float) -> None:
+        recorder = self._recorder
         cut: list[Job] = []
         for action in actions:
             match action:
                 case Dispatch():
                     job = self._by_id[action.request_id]
-                    self._note(now, "dispatch", action.request_id, action.backend, action.slice_tokens)
+                    recorder.decided(now, "dispatch", job.request_id, action.backend, action.slice_tokens)
                     self._gaps.unqueued(job.tenant)
                     self._dispatch(job, self._backends[action.backend], action.slice_tokens, now)
                 case Preempt():
                     job = self._by_id[action.request_id]
-                    self._note(now, "preempt", action.request_id, action.backend, 0)
+                    recorder.decided(now, "preempt", job.request_id, action.backend)
                     cut.append(job)
                 case Reject() | Expire():
                     job = self._by_id[action.request_id]
-                    self._note(now, action.code, action.request_id, BackendId(""), 0)
+                    recorder.decided(now, action.code, job.request_id)
                     self._gaps.unqueued(job.tenant)
                     job.is_refused = True
                     self._close_job(job, now)
@@ -357,11 +288,8 @@ class Run:
         for job in cut:
             self._preempt(job, now)
 
-    def _note(self, now: float, what: str, request_id: RequestId, backend: BackendId, tokens: int) -> None:
-        self._digest.update(f"{now!r} {what} {request_id} {backend} {tokens}\n".encode())
-
     def _dispatch(self, job: Job, server: int, slice_tokens: int, now: float) -> None:
-        self._num_dispatched += 1
+        self._recorder.num_dispatched += 1
         rest = job.output_tokens - job.kept
         stream = Stream(
             job,
@@ -385,7 +313,7 @@ class Run:
             # Its end came with the tokens that led to the cut, and is about to be reported.
             return
         job.kept += stream.shown(tick, iteration)
-        self._num_preempted += 1
+        self._recorder.num_preempted += 1
         job.num_preempted += 1
         job.was_preempted = True
         job.stream = None
@@ -409,26 +337,12 @@ class Run:
             started = [stream for stream in started if not stream.is_cut]
             ended = [stream for stream in ended if not stream.is_cut]
             self._cut[index] = [s for s in self._cut[index] if not 0 < s.left_iteration <= outcome.iteration]
-        service, per_output, output_tokens = self._gaps.service, self._per_output, self._output_tokens
-        for tenant, count in batch.tally:
-            output_tokens[tenant] += count
-            service[tenant] += per_output[tenant] * count
         stepped = batch.stepped
         if started:
-            for stream in started:
-                job = stream.job
-                tenant = job.tenant
-                output_tokens[tenant] += 1
-                service[tenant] += per_output[tenant]
-                if job.first_s is None:
-                    job.first_s = now
-                    self._prompt_tokens[tenant] += job.input_tokens
-                    service[tenant] += self._per_prompt[tenant] * job.input_tokens
             stepped = Stepped(tokens=(*stepped.tokens, *[stream.token for stream in started]))
         elif not stepped.tokens:
             return
-        if now <= self._end_s:
-            self._gaps.moment()
+        self._recorder.delivered(batch, started, now)
         self._handle(stepped, now)
         for stream in ended:
             self._end_slice(stream, now)
@@ -456,7 +370,7 @@ class Run:
         if not self._is_busy[index]:
             self._begin(index, now)
 
-    def _on_closed(self, message: tuple[int, Stream], now: float) -> None:
+    def _on_closed(self, message: tuple[int, Stream]) -> None:
         index, stream = message
         self._servers[index].close(stream)
 
@@ -471,107 +385,6 @@ class Run:
         self._push(now + LINK_S, _AT_ROUTER, (index, outcome))
         self._begin(index, now)
 
-    # --- keeping ---------------------------------------------------------------------------------------------------
-
-    def _sample(self, at_s: float) -> None:
-        samples = self._samples
-        samples.at_s.append(at_s)
-        queued = list(self._gaps.waiting())
-        for index, server in enumerate(self._servers):
-            samples.kv_tokens[index].append(server.reserved)
-            samples.running[index].append(server.num_running)
-            for stream in server.queue:
-                if not stream.is_closed:
-                    queued[stream.job.tenant] += 1
-        for tenant, waiting in enumerate(queued):
-            samples.prompt_tokens[tenant].append(self._prompt_tokens[tenant])
-            samples.output_tokens[tenant].append(self._output_tokens[tenant])
-            samples.queued[tenant].append(waiting)
-        if isinstance(self._scheduler, Scheduler):
-            counters = {stats.tenant: stats.raw_counter for stats in self._scheduler.stats().tenants}
-            for tenant, name in enumerate(self._tenants):
-                samples.counters[tenant].append(counters.get(name, 0.0))
-
-    def _close_books(self, now: float) -> None:
-        """The end of arrivals: what is averaged over time is averaged up to here."""
-        for server in self._servers:
-            server.settle(now)
-        if not self._samples.at_s or self._samples.at_s[-1] < now:
-            self._sample(now)
-        self._at_end = (
-            now,
-            sum(server.kv_seconds for server in self._servers),
-            sum(server.running_seconds for server in self._servers),
-        )
-
-    def _record(self, over_s: float) -> Recording:
-        suite, config = self._suite, self._config
-        servers = self._servers
-        for server in servers:
-            server.settle(over_s)
-        assert self._at_end is not None
-        end_s, kv_seconds, running_seconds = self._at_end
-        requests = Requests()
-        numbers = {id(agent): index for index, agent in enumerate(self._agents)}
-        for job in self._jobs:
-            requests.tenant.append(job.tenant)
-            requests.arrival_s.append(job.arrival_s)
-            requests.first_s.append(job.first_s)
-            requests.finish_s.append(job.finish_s)
-            requests.input_tokens.append(job.input_tokens)
-            requests.output_tokens.append(self._delivered(job))
-            requests.wanted_tokens.append(job.output_tokens)
-            requests.agent.append(-1 if job.agent is None else numbers[id(job.agent)])
-            requests.is_refused.append(job.is_refused)
-            requests.num_preempted.append(job.num_preempted)
-        bound = counter = gap = None
-        if isinstance(self._scheduler, Scheduler):
-            tenants = list(config.tenants.values())
-            bounds = [pair_bound(config, first, second) for i, first in enumerate(tenants) for second in tenants[:i]]
-            bound = max((b for b in bounds if b is not None), default=None)
-            counter = bound_service(config)
-            gap = self._scheduler.stats().largest_gap_service
-        return Recording(
-            suite=suite.name,
-            policy=self._policy,
-            seed=self._seed,
-            tenants=[_info(client) for client in suite.clients],
-            end_s=end_s,
-            over_s=over_s,
-            w_prompt=config.w_prompt,
-            w_output=config.w_output,
-            usable_tokens=[server.usable for server in servers],
-            kv_seconds=kv_seconds,
-            kv_seconds_over=sum(server.kv_seconds for server in servers),
-            running_seconds=running_seconds,
-            requests=requests,
-            agents=[(agent.arrival_s, agent.finish_s) for agent in self._agents],
-            samples=self._samples,
-            accumulated_difference=self._gaps.accumulated,
-            accumulated_while_waiting=self._gaps.while_waiting,
-            bound=bound,
-            counter_bound=counter,
-            largest_gap=gap,
-            num_recomputed=sum(server.num_recomputed for server in servers),
-            num_continued=sum(server.num_continued for server in servers),
-            num_prefilled=sum(server.num_prefilled for server in servers),
-            num_output=sum(self._output_tokens),
-            num_dispatched=self._num_dispatched,
-            num_preempted=self._num_preempted,
-            digest=self._digest.hexdigest(),
-            cpu_s=0.0,
-        )
-
-    def _delivered(self, job: Job) -> int:
+    def _shown(self, job: Job) -> int:
         """Output tokens its client has seen."""
         return job.kept if job.stream is None else job.kept + job.stream.shown(*self._seen[job.backend])
-
-
-def _info(client: Client) -> TenantInfo:
-    return TenantInfo(
-        name=client.name,
-        weight=client.weight,
-        ttft_target_s=client.ttft_target_s,
-        completion_target_s=client.completion_target_s,
-        is_batch=client.is_batch,
-    )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from router_ext.core.ids import KeyId, RequestId
 
 if TYPE_CHECKING:
-    from router_ext.sim.server import Stream
+    from router_ext.sim.streams import Stream
 
 
 class Job:

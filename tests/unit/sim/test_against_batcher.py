@@ -15,7 +15,8 @@ import pytest
 from router_ext.core.ids import RequestId
 from router_ext.sim.jobs import Job
 from router_ext.sim.models import ServerModel
-from router_ext.sim.server import Server, Stream
+from router_ext.sim.server import Server
+from router_ext.sim.streams import Stream
 from router_ext.tgi_model import Batcher, BatchRules, Entry
 
 History = list[tuple[str, ...]]

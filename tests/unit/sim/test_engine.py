@@ -9,8 +9,9 @@ import pytest
 from router_ext.core.actions import Preempt
 from router_ext.core.events import Preempted
 from router_ext.core.lifecycle import Trigger, advance
-from router_ext.sim.engine import LINK_S, Run, pool_config
+from router_ext.sim.engine import LINK_S, Run
 from router_ext.sim.models import A10G
+from router_ext.sim.pools import pool_config
 from router_ext.sim.raw import RAW
 from router_ext.sim.recording import Recording
 from router_ext.sim.runs import Task, Workers, perform
@@ -75,7 +76,6 @@ def test_cut_streams_go_on_where_they_stopped_and_pay_for_it() -> None:
     """Whoever is cut, at whatever moment: nothing is lost, nothing counted twice, the second prefill is waste."""
     run = Run(replace(BUSY, is_drained=True), "slo-fair", 5)
     seen = 0
-    run._open()
     handle = run._scheduler.handle
     cuts: list[str] = []
 
@@ -93,7 +93,7 @@ def test_cut_streams_go_on_where_they_stopped_and_pay_for_it() -> None:
         return actions
 
     run._scheduler.handle = meddle  # type: ignore[method-assign]
-    recording = run._record(run._play())
+    recording = run.run()
     assert len(cuts) > 50
     assert recording.num_preempted >= len(cuts) - 5
     assert recording.requests.output_tokens == recording.requests.wanted_tokens

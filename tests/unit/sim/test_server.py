@@ -7,7 +7,9 @@ import pytest
 from router_ext.core.ids import RequestId
 from router_ext.sim.jobs import Job
 from router_ext.sim.models import A10G, ServerModel
-from router_ext.sim.server import PrefixCache, Server, Stream
+from router_ext.sim.prefix_cache import PrefixCache
+from router_ext.sim.server import Server
+from router_ext.sim.streams import Stream
 
 
 def stream(name: str, input_tokens: int, length: int, new_tokens: int | None = None, **fields: bool) -> Stream:
