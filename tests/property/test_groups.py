@@ -19,6 +19,7 @@ from router_ext.core.fairness.counters import Counters
 from router_ext.core.ids import TenantId
 from router_ext.core.queues import Group
 from router_ext.core.siblings import Siblings
+from tests.property.family import VtcOracle
 from tests.property.harness import ALL_LAWS, Run, Scenario, scenario
 from tests.property.level import Level
 from tests.property.oracle import SLACK, Job, LawBroken, Oracle
@@ -114,7 +115,6 @@ class GroupRun(Run):
     """Jobs of a group come from one of its members each."""
 
     def __post_init__(self) -> None:
-        self.oracle_type = GroupOracle
         super().__post_init__()
         assert isinstance(self.scenario, Grouped)
         assert isinstance(self.oracle, GroupOracle)
@@ -138,8 +138,13 @@ class GroupRun(Run):
         }
 
 
+class PlainGroupOracle(VtcOracle, GroupOracle):
+    """Policies without urgency and passes."""
+
+
 def run(case: Grouped, *laws: str) -> GroupRun:
-    outcome = GroupRun(case, frozenset(laws) if laws else LAWS)
+    kind = GroupOracle if case.policy == "slo-fair" else PlainGroupOracle
+    outcome = GroupRun(case, frozenset(laws) if laws else LAWS, oracle_type=kind)
     outcome.go()
     return outcome
 
@@ -147,6 +152,14 @@ def run(case: Grouped, *laws: str) -> GroupRun:
 @pytest.mark.parametrize("seed", range(700, 716))
 def test_groups_share_the_pool_and_members_share_their_group(seed: int) -> None:
     outcome = run(grouped(seed, steps=400, with_faults=seed % 3 == 0, unequal=seed % 4 == 3))
+    assert any(len(level.delivered) > 1 for level in outcome.judge.inside.values())
+
+
+@pytest.mark.parametrize("policy", ["vtc", "vtc-predict", "drr", "equinox", "dlpm"])
+@pytest.mark.parametrize("seed", range(720, 723))
+def test_members_share_under_every_policy_that_goes_by_counters(policy: str, seed: int) -> None:
+    laws = ("member_order", "member_bound", "audit", "ledger")
+    outcome = run(grouped(seed, steps=300, policy=policy, with_faults=seed % 2 == 0), *laws)
     assert any(len(level.delivered) > 1 for level in outcome.judge.inside.values())
 
 

@@ -16,6 +16,7 @@ from router_ext.core.ids import KeyId, TenantId
 from router_ext.core.queues import TierQueue
 from router_ext.core.scheduler import Scheduler
 from router_ext.core.siblings import Siblings
+from tests.property.family import VtcOracle
 from tests.property.harness import ALL_LAWS, Run, Scenario, scenario
 from tests.property.oracle import LawBroken
 
@@ -39,6 +40,19 @@ def run_many(cases: list[Scenario], law: str) -> None:
 def test_all_laws_hold_with_several_keys(seed: int) -> None:
     options = {"with_faults": seed % 3 == 0, "unequal": seed % 4 == 3, "with_targets": seed % 2 == 0}
     outcome = run(scenario(seed, steps=400, num_keys=2 + seed % 4, **options))  # type: ignore[arg-type]
+    assert any(len(level.delivered) > 1 for level in outcome.oracle.levels.values())
+
+
+OTHERS = ["vtc", "vtc-predict", "drr", "equinox", "dlpm"]
+"""Policies beside ``slo-fair`` that pick a tenant and leave the order of its keys to its queues."""
+
+
+@pytest.mark.parametrize("policy", OTHERS)
+@pytest.mark.parametrize("seed", range(520, 524))
+def test_keys_share_under_every_policy_that_goes_by_counters(policy: str, seed: int) -> None:
+    case = scenario(seed, steps=300, policy=policy, num_keys=3, with_faults=seed % 2 == 0, unequal=seed % 4 == 3)
+    laws = frozenset({"key_order", "key_bound", "audit", "ledger"})
+    outcome = Run(case, laws, oracle_type=VtcOracle).go()
     assert any(len(level.delivered) > 1 for level in outcome.oracle.levels.values())
 
 
@@ -68,7 +82,7 @@ def share_of_first(case: Scenario) -> float:
     return shares[0]
 
 
-def split(seed: int, num_keys: int) -> Scenario:
+def split(seed: int, num_keys: int, policy: str = "slo-fair") -> Scenario:
     """Three tenants of one weight that always wait; requests of the first come with ``num_keys`` keys at random."""
     rng = random.Random(seed)
     names = ("ten_a", "ten_b", "ten_c")
@@ -82,8 +96,9 @@ def split(seed: int, num_keys: int) -> Scenario:
     servers = {"bke_0": {"kv_tokens": 121, "block_size": 1}}
     weights = dict.fromkeys(names, 1.0)
     return replace(
-        case, weights=weights, servers=servers, arrivals=arrivals, num_keys=num_keys, split_tenants=("ten_a",)
-    )
+        case, weights=weights, servers=servers, arrivals=arrivals, num_keys=num_keys, split_tenants=("ten_a",),
+        policy=policy,
+    )  # fmt: skip
 
 
 def flat_over_keys(patch: pytest.MonkeyPatch) -> None:
@@ -104,6 +119,11 @@ def flat_over_keys(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("seed", range(2))
 def test_splitting_a_tenant_into_keys_does_not_change_its_share(seed: int, num_keys: int) -> None:
     assert share_of_first(split(seed, num_keys)) == pytest.approx(1 / 3, abs=0.01)
+
+
+@pytest.mark.parametrize("policy", ["vtc", "vtc-predict", "drr"])
+def test_nor_under_the_other_counter_policies(policy: str) -> None:
+    assert share_of_first(split(1, 5, policy)) == pytest.approx(1 / 3, abs=0.02)
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -10,6 +10,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -349,6 +350,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         if self.timer is not None and self.timer <= self.now:
             self.timer = None
             self.send(TimerFired())
+
+    @rule()
+    def save_and_restore_elsewhere(self) -> None:
+        """What was saved is taken over whole, but for what is not configured any more."""
+        saved = json.loads(json.dumps(self.scheduler.save()))
+        other = Scheduler(self.config)
+        assert all("is not configured" in reason for reason in other.restore(saved, self.now))
+        assert other.audit() == []
+        again = json.loads(json.dumps(other.save()))
+        for tenant, entry in again["tenants"].items():
+            assert entry["ahead"] == pytest.approx(saved["tenants"][tenant]["ahead"])
+        assert again["groups"] == pytest.approx(saved["groups"])
 
     @rule()
     def spurious_timer(self) -> None:
