@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from router_ext.core.config import PoolConfig
 from router_ext.core.ids import KeyId, TenantId, TierName
@@ -39,36 +39,44 @@ _MAX_KEYS = 10_000
 
 _MAX_REASONS = 20
 
+_Lead = TypeVar("_Lead", bound=tuple[Any, ...])
+
 
 def save(tenants: Iterable[Tenant], groups: Mapping[str, Group], base: float, cost_model: str) -> dict[str, Any]:
     """How far tenants and groups are above ``base``, members and keys above that of their level, per weight."""
-    ahead: dict[str, dict[str, Any]] = {}
+    ahead: list[tuple[float, TenantId, str | None]] = []
     keys: list[tuple[float, TenantId, TierName, KeyId]] = []
-    for tenant in heapq.nlargest(_MAX_TENANTS, tenants, key=lambda tenant: (tenant.counter, tenant.tenant_id)):
-        group = tenant.unit if isinstance(tenant.unit, Group) else None
-        lead = tenant.counter - (base if group is None else group.members.base())
+    agents: list[tuple[float, TenantId, TierName]] = []
+    for tenant in tenants:
+        unit = tenant.unit
+        lead = tenant.counter - (unit.members.base() if isinstance(unit, Group) else base)
         if lead > 0.0:
-            ahead[tenant.tenant_id] = {"ahead": lead}
-            if group is not None:
-                ahead[tenant.tenant_id]["group"] = group.tenant_id
+            ahead.append((lead, tenant.tenant_id, None if unit is tenant else unit.tenant_id))
         for queue in tenant.by_rank:
-            keys += ((lead, tenant.tenant_id, queue.name, key) for key, lead in _leads(queue))
-            agents = queue.agent_lane
-            if agents is not None and agents.counter > queue.keys.base():
-                of_tenant = ahead.setdefault(tenant.tenant_id, {"ahead": 0.0})
-                of_tenant.setdefault("agents", {})[queue.name] = agents.counter - queue.keys.base()
-    for most, tenant_id, tier, key in heapq.nlargest(_MAX_KEYS, keys):
-        of_tenant = ahead.setdefault(tenant_id, {"ahead": 0.0})
-        of_tenant.setdefault("keys", {}).setdefault(tier, {})[key] = most
+            floor = queue.keys.base()
+            for key, lane in queue.lanes.items():
+                if lane.counter > floor:
+                    keys.append((lane.counter - floor, tenant.tenant_id, queue.name, key))
+            if queue.agent_lane is not None and queue.agent_lane.counter > floor:
+                agents.append((queue.agent_lane.counter - floor, tenant.tenant_id, queue.name))
+    saved: dict[str, dict[str, Any]] = {}
+    for lead, tenant_id, group in _furthest(ahead, _MAX_TENANTS):
+        saved[tenant_id] = {"ahead": lead} if group is None else {"ahead": lead, "group": group}
+    for lead, tenant_id, tier, key in _furthest(keys, _MAX_KEYS):
+        _entry(saved, tenant_id).setdefault("keys", {}).setdefault(tier, {})[key] = lead
+    for lead, tenant_id, tier in _furthest(agents, _MAX_TENANTS):
+        _entry(saved, tenant_id).setdefault("agents", {})[tier] = lead
     leads = {name: group.counter - base for name, group in groups.items() if group.counter > base}
-    return {"version": VERSION, "cost_model": cost_model, "groups": leads, "tenants": ahead}
+    return {"version": VERSION, "cost_model": cost_model, "groups": leads, "tenants": saved}
 
 
-def _leads(queue: TierQueue) -> Iterator[tuple[KeyId, float]]:
-    base = queue.keys.base()
-    for key, lane in queue.lanes.items():
-        if lane.counter > base:
-            yield key, lane.counter - base
+def _furthest(leads: list[_Lead], number: int) -> list[_Lead]:
+    """At most so many, those furthest ahead."""
+    return leads if len(leads) <= number else heapq.nlargest(number, leads, key=lambda entry: entry[0])
+
+
+def _entry(saved: dict[str, dict[str, Any]], tenant_id: TenantId) -> dict[str, Any]:
+    return saved.setdefault(tenant_id, {"ahead": 0.0})
 
 
 class Restored:

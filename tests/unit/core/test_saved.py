@@ -199,3 +199,20 @@ def test_a_gap_from_before_the_restart_is_not_shown_as_one_of_the_rules_in_force
     stats = scheduler.stats()
     assert stats.bound_service is not None
     assert stats.largest_gap_service <= stats.bound_service
+
+
+def test_beyond_the_limit_those_furthest_ahead_are_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router_ext.core.saved._MAX_TENANTS", 2)
+    scheduler, _ = restored(of({"a": {"ahead": 1.0}, "b": {"ahead": 3.0}, "c": {"ahead": 2.0}}))
+    assert scheduler.save()["tenants"] == {"b": {"ahead": 3.0}, "c": {"ahead": 2.0}}
+
+
+def test_agents_keep_their_place_among_the_keys() -> None:
+    saved = of({"a": {"ahead": 0.0, "agents": {"batch": 500.0}, "keys": {"batch": {"key_a": 200.0}}}})
+    scheduler, reasons = restored(saved)
+    assert reasons == []
+    assert scheduler.save()["tenants"] == saved["tenants"]
+    scheduler.handle(arrival("x0", agent_id="x", prompt=200, cap=200), 6.0)
+    scheduler.handle(arrival("x1", agent_id="x", prompt=200, cap=200), 6.0)
+    scheduler.handle(keyed(arrival("k0", prompt=200, cap=200), "key_a"), 6.0)
+    assert dispatched(scheduler.handle(Finished(request_id=RequestId("x0")), 7.0)) == ["k0"]
