@@ -30,7 +30,7 @@ Source: gap trigger: named as future work by Sheng et al. (OSDI 2024). Late-run 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from router_ext.core.actions import Action, Preempt
@@ -102,6 +102,7 @@ class Preemption:
         "_is_on",
         "_judged",
         "_judged_until_s",
+        "_largest_lead",
         "_policy",
         "_room",
         "_theta",
@@ -125,6 +126,7 @@ class Preemption:
         self._judged_until_s = 0.0
         self._gap_from_service = 0.0
         self._floor = _FOREVER
+        self._largest_lead = 0.0
         self.preempted: dict[str, int] = {DEADLINE: 0, GAP: 0}
         self.look_again_s = _FOREVER
 
@@ -154,7 +156,7 @@ class Preemption:
             and level > reserve
             and (counters.total_service >= self._gap_from_service or floor < self._floor)
         )
-        first = self._policy.peek_urgent()
+        first = self._policy.first_urgent(now, floor)
         is_urgent_due = first is not None and (first is not self._judged or now >= self._judged_until_s)
         if not is_urgent_due and not is_gap_due:
             return
@@ -216,27 +218,19 @@ class Preemption:
             self.look_again_s = min(self.look_again_s, last_chance_s)
             return None
         until_s = max(now, deadline_s - first_token_s)
-        cut = self._cheapest(head, new_tokens, promised, now, until_s, is_urgent=True)
+        cut = self._cheapest(head, new_tokens, promised, now, until_s)
         if cut is None or not cut.victims:
             promised[backend] = needed
         return cut
 
     def _for_gap(self, pick: Request, floor: float, promised: dict[Backend, int], now: float) -> Cut | None:
         """Victims for the request in turn, among tenants that are far ahead of the floor."""
-        theta = self._theta
-        largest = 0.0
-
-        def is_ahead(request: Request) -> bool:
-            nonlocal largest
-            gap = (request.tenant.counter - floor) * request.tenant.weight
-            if gap > largest:
-                largest = gap
-            return gap > theta
-
-        cut = self._cheapest(pick, self._new_tokens(pick), promised, now, _FOREVER, is_ahead, is_urgent=False)
+        self._largest_lead = 0.0
+        cut = self._cheapest(pick, self._new_tokens(pick), promised, now, _FOREVER, floor)
         if cut is None:
             # Nobody's lead grows faster than service is delivered to him.
-            more = max(theta - largest, theta / _THETA_STEPS)
+            theta = self._theta
+            more = max(theta - self._largest_lead, theta / _THETA_STEPS)
             self._gap_from_service = self._counters.total_service + more
             self._floor = floor
         return cut
@@ -253,21 +247,21 @@ class Preemption:
         promised: dict[Backend, int],
         now: float,
         until_s: float,
-        may_be_cut: Callable[[Request], bool] | None = None,
-        *,
-        is_urgent: bool,
+        floor: float | None = None,
     ) -> Cut | None:
         """The victims that lose least, over all backends; None if no backend has enough of them.
 
-        ``until_s``: streams that are closing count as gone if they are by then, give or take a step or two (their
-        instants were estimated under another load).
+        Args:
+            until_s: streams that are closing count as gone if they are by then, give or take a step or two (their
+                instants were estimated under another load).
+            floor: only work of tenants that are theta above it; None for an urgent head, which passes the gates.
         """
         best: Cut | None = None
         for backend in self._fleet.usable:
             if not backend.can_hold(head, new_tokens):
                 continue
             needed = backend.blocks(head, new_tokens) + promised.get(backend, 0)
-            if not is_urgent:
+            if floor is not None:
                 needed += self._gates.headroom_blocks(backend)
                 if not self._is_open(backend, head):
                     continue
@@ -275,7 +269,7 @@ class Preemption:
             if missing <= 0:
                 # What is on its way is enough (or KV is not what it lacks here).
                 return Cut(backend, [], 0)
-            victims = self._victims(backend, missing, may_be_cut)
+            victims = self._victims(backend, missing, floor)
             if not victims:
                 continue
             lost = sum(map(lost_tokens, victims))
@@ -291,19 +285,29 @@ class Preemption:
         target_s = self._gates.tightest_target_s
         return backlog + head.input_tokens <= backend.window_tokens(target_s, backend.prefill_rate())
 
-    def _victims(
-        self, backend: Backend, missing_blocks: int, may_be_cut: Callable[[Request], bool] | None
-    ) -> list[Request]:
+    def _victims(self, backend: Backend, missing_blocks: int, floor: float | None) -> list[Request]:
         """Whom to cut on this backend to free so many blocks; empty if that is impossible."""
         limit = self._config.max_preemptions
-        return choose_victims(
-            [
-                request
-                for request in backend.running.values()
-                if not is_protected(request, backend, limit) and (may_be_cut is None or may_be_cut(request))
-            ],
-            missing_blocks,
-        )
+        among = backend.running.values() if floor is None else self._ahead(backend, floor)
+        eligible = [request for request in among if not is_protected(request, backend, limit)]
+        return choose_victims(eligible, missing_blocks) if eligible else []
+
+    def _ahead(self, backend: Backend, floor: float) -> list[Request]:
+        """Work here without a target, of tenants that are theta above the floor. Notes the largest lead seen."""
+        theta, largest = self._theta, self._largest_lead
+        found: list[Request] = []
+        for request in backend.running.values():
+            tenant = request.tenant
+            lead = (tenant.counter - floor) * tenant.weight
+            if lead > theta or lead > largest:
+                if request.queue.ttft_target_s is not None:
+                    continue
+                if lead > largest:
+                    largest = lead
+                if lead > theta:
+                    found.append(request)
+        self._largest_lead = largest
+        return found
 
     def _perform(self, cut: Cut, trigger: str, now: float, actions: list[Action]) -> None:
         reason = _REASONS[trigger]

@@ -165,10 +165,13 @@ class FairnessPolicy:
     def ended(self, request: Request) -> None:
         """The request is over and will not come back."""
 
-    def peek_urgent(self) -> Request | None:
-        """A head that may be the first of those that ``candidates`` offers as ``URGENT``; None if there are none.
+    def first_urgent(self, now: float, floor: float) -> Request | None:
+        """The first of those that ``candidates`` would offer as ``URGENT``, None if there is none.
 
-        Cost: O(1). What is returned may have become late, or lost its right, since it was looked at last.
+        Args:
+            floor: the smallest counter among backlogged tenants.
+
+        Cost: O(log n) amortised.
         """
         return None
 

@@ -184,10 +184,13 @@ class SloFair(FairnessPolicy):
 
     # --- the decision ----------------------------------------------------------------------------------------------
 
-    def peek_urgent(self) -> Request | None:
-        """The head with the earliest deadline among those not known to be late or out of their pass."""
-        first = self._on_time.first()
-        return None if first is None else first[3].head
+    def first_urgent(self, now: float, floor: float) -> Request | None:
+        """The head with the earliest deadline that can still be met, of tenants within their pass."""
+        entry = self._next_on_time(now, floor) if self._on_time else None
+        if entry is None:
+            return None
+        self._on_time.push(entry)
+        return entry[3].head
 
     def candidates(self, now: float) -> Candidates:
         """Urgent heads within their pass, the pick, then others within the smaller pass.
