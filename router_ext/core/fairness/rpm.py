@@ -51,7 +51,7 @@ class Rpm(Fifo):
         return Reject(
             request_id=request.request_id,
             code=RejectCode.RATE_LIMITED,
-            detail=f"this tenant has sent {limit} requests in the last minute, its limit",
+            detail=f"this tenant has sent {limit} in the last minute, its limit is {limit} requests per minute",
             retry_after_s=until - now,
         )
 

@@ -135,7 +135,7 @@ def test_a_stream_outlives_the_return_of_its_only_backend() -> None:
 
 def test_no_backend_is_503_with_a_hint() -> None:
     port = free_port()
-    with router(Setup(backends=[backend(port)], scheduling={"backend_wait_s": 0.5}), is_awaited=False) as running:
+    with router(Setup(backends=[backend(port)], scheduling={"backend_wait_s": 2.0}), is_awaited=False) as running:
         assert call(running.port, "GET", "/readyz")[0] == 503
         assert call(running.port, "GET", "/health")[0] == 503
         assert call(running.port, "GET", "/livez")[0] == 200

@@ -33,7 +33,7 @@ def test_the_limit_goes_by_weight_and_is_never_nothing(tenant: str, limit: int) 
     for refusal in refusals[limit:]:
         assert refusal is not None
         assert refusal.code is RejectCode.RATE_LIMITED
-        assert f"{limit} requests in the last minute" in refusal.detail
+        assert f"its limit is {limit} requests per minute" in refusal.detail
 
 
 def test_others_are_not_limited_by_it() -> None:
