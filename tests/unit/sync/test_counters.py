@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from router_ext.sync import counters as module
 from router_ext.sync.counters import CountersFile
@@ -53,14 +54,13 @@ def test_what_nobody_has_taken_is_kept(tmp_path: Path) -> None:
     ],
     ids=["empty", "torn", "null", "list", "binary", "no pools", "version", "shape", "nan", "deep", "cut"],
 )
-def test_a_damaged_file_is_reported_and_ignored(
-    tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_file_is_reported_and_ignored(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "counters.json"
     path.write_bytes(content)
-    found = CountersFile(path)
+    with capture_logs() as logs:
+        found = CountersFile(path)
     assert found.pools == {}
-    assert "counters.unreadable" in capsys.readouterr().out
+    assert [entry["event"] for entry in logs] == ["counters.unreadable"]
     found.write(POOLS)
     assert CountersFile(path).pools == POOLS
 
@@ -73,11 +73,12 @@ def test_a_huge_file_and_a_folder_are_reported_and_ignored(tmp_path: Path, monke
     assert CountersFile(tmp_path).pools == {}
 
 
-def test_a_disk_that_takes_nothing_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_disk_that_takes_nothing_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     counters = CountersFile(tmp_path / "file" / "counters.json")
-    counters.write(POOLS)
-    assert "counters.not_saved" in capsys.readouterr().out
+    with capture_logs() as logs:
+        counters.write(POOLS)
+    assert [entry["event"] for entry in logs] == ["counters.not_saved"]
 
 
 def test_a_write_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
