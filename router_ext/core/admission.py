@@ -32,6 +32,9 @@ from router_ext.core.request import Request
 _DEFAULT_STEP_S = 0.05
 """Step time before anything was observed; only orders guesses, and bounds the release lag of the first cancels."""
 
+_LARGE_HEADROOM = 0.125
+"""Share of the KV up to which headroom is doubled."""
+
 _LAG_MARGIN = 1.5
 """A closed stream's KV counts as held for this many estimated steps: too early a release queues inside TGI."""
 
@@ -317,12 +320,17 @@ class Gates:
 
     Attributes:
         is_on: False under policies that do what TGI itself would do.
+        is_waste_low: what preemption may cost is nearly spent. Headroom is then for two typical urgent reservations, as
+            long as that is no large part of the KV: while work that started together runs, urgent heads find room no
+            other way (burst: p99 of 16 seeds 1.48 -> 1.11 s; mixed: 0.80 -> 0.74 s for 0.1% of throughput; without the
+            limit the capacity of tiers falls from 0.48 to 0.44 req/s).
     """
 
-    __slots__ = ("_headroom_ratio", "_mean_urgent_tokens", "is_on", "tightest_target_s")
+    __slots__ = ("_headroom_ratio", "_mean_urgent_tokens", "is_on", "is_waste_low", "tightest_target_s")
 
     def __init__(self, *, headroom_ratio: float, is_on: bool) -> None:
         self.is_on = is_on
+        self.is_waste_low = False
         self.tightest_target_s: float | None = None
         self._headroom_ratio = headroom_ratio
         self._mean_urgent_tokens: float | None = None
@@ -345,8 +353,11 @@ class Gates:
             return 0
         tokens = self._headroom_ratio * backend.ledger.usable_blocks * backend.block_size
         mean = self._mean_urgent_tokens
-        if mean is not None and mean > tokens:
-            tokens = mean
+        if mean is not None:
+            if self.is_waste_low:
+                mean = max(mean, min(2.0 * mean, _LARGE_HEADROOM * backend.ledger.usable_blocks * backend.block_size))
+            if mean > tokens:
+                tokens = mean
         return int(-(-tokens // backend.block_size))
 
     def check(self, backend: Backend, request: Request, blocks: int, usable: list[Backend]) -> Gate:

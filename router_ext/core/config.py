@@ -257,7 +257,7 @@ class PoolConfig:
     headroom_ratio: float = knob(
         0.01, low=0, high=0.9, section=knobs.LATENCY, policies=("slo-fair",), label="Headroom",
         help="Least share of a backend's KV that other work leaves free while a tier with a first-token target is "
-        "active. One typical urgent reservation is left in any case.",
+        "active. One typical urgent reservation is left in any case, two when preemption has become too dear.",
     )  # fmt: skip
     max_queued: int = knob(
         20_000, low=1, high=10_000_000, section=knobs.QUEUES, label="Longest queue",

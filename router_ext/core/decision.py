@@ -120,6 +120,7 @@ class Decider:
             return
         self._tiers.refresh(now)
         self._gates.tightest_target_s = self._tiers.tightest_target_s
+        self._gates.is_waste_low = books.waste.is_low
         misfits: set[Request] = set()
         gate: Gate | None = None
         while gate is None and room.count:

@@ -22,6 +22,9 @@ _CAPACITY_TOKENS = 1_000
 _CAPACITY_SHARE = 0.03
 _MINUTE_S = 60.0
 
+_LOW_LEVEL = 0.75
+"""Below this share of its capacity the budget may not pay for the next few cuts."""
+
 
 class WasteBudget:
     """See the module.
@@ -45,6 +48,11 @@ class WasteBudget:
     def level_tokens(self) -> float:
         """What may be spent now; negative after an overdraft."""
         return self.capacity_tokens - self.spent_tokens
+
+    @property
+    def is_low(self) -> bool:
+        """Whether cuts may soon be too dear, so that urgent work needs more room kept free instead."""
+        return self.level_tokens < _LOW_LEVEL * self.capacity_tokens
 
     def refill(self, output_tokens: int, ratio: float, peak_rate: float) -> None:
         """Earn from delivered output. ``peak_rate``: output tokens per second, 0 while unknown."""

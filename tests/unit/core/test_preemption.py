@@ -476,6 +476,16 @@ def test_the_budget_refills_from_output() -> None:
     assert play.stats().waste_tokens == pytest.approx(spent + 0.5 * (20 + 18), abs=1.0)
 
 
+def test_more_room_is_kept_for_urgent_heads_once_cuts_have_become_dear() -> None:
+    play = full(waste_ratio=0.0)
+    gates = play.scheduler._decider._gates
+    assert not gates.is_waste_low
+    assert cuts(play.arrive("chat", "b", "chat", prompt=500, cap=50)) == ["late", "early"]
+    assert play.stats().waste_tokens == 740.0
+    play.stop("late")
+    assert gates.is_waste_low
+
+
 def test_an_empty_budget_cuts_nobody() -> None:
     play = full(early=45, late=20, waste_ratio=0.0, is_warm=False)
     level = play.stats().waste_tokens

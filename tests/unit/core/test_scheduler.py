@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router_ext.core.actions import Dispatch, Expire, Reject, RejectCode, SetTimer
+from router_ext.core.admission import Backend, Gates
 from router_ext.core.events import (
     Arrived,
     BackendChanged,
@@ -235,6 +236,25 @@ def test_headroom_is_left_for_urgent_work_while_its_tier_is_active() -> None:
     assert dispatched(scheduler.handle(arrival("batch", prompt=400, cap=101), 1.2)) == []
     assert scheduler.stats().held_by == "headroom"
     assert dispatched(scheduler.handle(arrival("urgent", "b", "chat", prompt=400, cap=101), 1.2)) == ["urgent"]
+
+
+@pytest.mark.parametrize(
+    ("kv", "size", "is_low", "blocks"),
+    [
+        (10_001, 500, False, 500),
+        (10_001, 500, True, 1_000),
+        (10_001, 800, True, 1_250),
+        (10_001, 1_400, True, 1_400),
+        (100_001, 400, False, 1_000),
+        (100_001, 800, True, 1_600),
+    ],
+)
+def test_headroom_is_doubled_up_to_an_eighth_while_cuts_are_dear(kv: int, size: int, is_low: bool, blocks: int) -> None:
+    gates = Gates(headroom_ratio=0.01, is_on=True)
+    gates.tightest_target_s = 1.0
+    gates.note_urgent(size)
+    gates.is_waste_low = is_low
+    assert gates.headroom_blocks(Backend(pool(kv=kv).backends[BackendId("bke_0")])) == blocks
 
 
 def test_an_idle_backend_ignores_headroom() -> None:
