@@ -171,6 +171,8 @@ def test_the_random_pools_come_close_to_the_bound_between_members() -> None:
             seed, steps=250, weighted=False, with_targets=False, same_mode="flood", contrast=True, passes=(0.0, 0.0),
             num_servers=1, prices=(1.0, 2.0),
         )  # fmt: skip
+        # Cuts for those who are behind would keep the gaps small.
+        case = replace(case, max_preemptions=0)
         worst = max(worst, *(level.worst for level in run(case).judge.inside.values()))
     assert worst > 0.8
 
