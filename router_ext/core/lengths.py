@@ -14,7 +14,8 @@ The median by the same rule is what a request without a stated prediction is exp
 The quantile is taken when a request is in turn, not when it arrives: whoever waited for a minute profits from what
 that minute taught.
 
-Cost: O(log n) per finished request and per look; memory is bounded by ``_KEYS`` windows of ``_WINDOW`` lengths.
+Cost: O(1) per finished request; O(log n) per look, and per finished request since the last one. Memory is bounded by
+``_KEYS`` windows of ``_WINDOW`` lengths.
 
 Requests that were cancelled or failed are left out, so slices err on the short side where clients leave long answers.
 
@@ -47,32 +48,38 @@ _MIN_LONGER = 5
 _WINDOW = 1_000
 """Lengths remembered of one key, tenant or pool; what is older says little about now."""
 
+_FEW = 48
+"""Changes that are cheaper to make one by one than to sort a window anew."""
+
 _KEYS = 4_096
 """Keys, and tenants, that are remembered; those that finished nothing for longest are forgotten."""
 
 
 class _Window:
-    """The newest lengths, in the order they came and by size."""
+    """The newest lengths, in the order they came, and by size when somebody asks: most windows are hardly asked."""
 
-    __slots__ = ("_newest", "_sorted")
+    __slots__ = ("_changes", "_newest", "_sorted")
 
     def __init__(self) -> None:
         self._newest: deque[int] = deque()
         self._sorted: list[int] = []
+        self._changes: list[tuple[int, int]] = []
+        """(length that came, length that was forgotten or -1) since ``_sorted`` was up to date, the first
+        ``_FEW`` of them."""
 
     def __len__(self) -> int:
-        return len(self._sorted)
+        return len(self._newest)
 
     def add(self, tokens: int) -> None:
-        self._newest.append(tokens)
-        insort(self._sorted, tokens)
-        if len(self._newest) > _WINDOW:
-            oldest = self._newest.popleft()
-            del self._sorted[bisect_left(self._sorted, oldest)]
+        newest = self._newest
+        newest.append(tokens)
+        oldest = newest.popleft() if len(newest) > _WINDOW else -1
+        if len(self._changes) < _FEW:
+            self._changes.append((tokens, oldest))
 
     def rest(self, produced: int) -> int:
         """What a request that has written ``produced`` tokens will not exceed, at the level."""
-        lengths = self._sorted
+        lengths = self._by_size()
         first = bisect_right(lengths, produced) if produced else 0
         longer = len(lengths) - first
         if produced and longer < _MIN_LONGER:
@@ -81,7 +88,21 @@ class _Window:
 
     def at(self, level: float) -> int:
         """The smallest length that a share ``level`` of the answers do not exceed."""
-        return self._sorted[math.ceil(level * len(self._sorted) - 1e-9) - 1]
+        lengths = self._by_size()
+        return lengths[math.ceil(level * len(lengths) - 1e-9) - 1]
+
+    def _by_size(self) -> list[int]:
+        lengths, changes = self._sorted, self._changes
+        if len(changes) >= _FEW:
+            lengths = self._sorted = sorted(self._newest)
+            changes.clear()
+        elif changes:
+            for tokens, oldest in changes:
+                insort(lengths, tokens)
+                if oldest >= 0:
+                    del lengths[bisect_left(lengths, oldest)]
+            changes.clear()
+        return lengths
 
 
 class Lengths:
