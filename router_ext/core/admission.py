@@ -141,7 +141,8 @@ class Backend:
             found = prefixes.start(ticket, request.prefix) * PREFIX_BLOCK_TOKENS
             # TGI matches whole blocks of its own, and computes at least the last token.
             request.cached_tokens = min(found - found % self.block_size, request.input_tokens - 1)
-        prefixes.trim(ledger.free_blocks * self.block_size)
+        if prefixes.idle:
+            prefixes.trim(ledger.free_blocks * self.block_size)
         self.running[ticket] = request
         self.num_running += 1
         self.seats += request.num_sequences
@@ -221,13 +222,17 @@ class Backend:
 
     def step_s(self) -> float:
         """Seconds per token of a running request, at the present load (of one request, if there is none)."""
-        line = self.step_fit.line()
+        line = self.step_fit.line
         return _DEFAULT_STEP_S if line is None else line[0] + line[1] * (self.num_running or 1)
 
     def first_token_s(self, prompt_tokens: int) -> float:
         """Seconds from dispatch to first token with so many prompt tokens to process, own ones included."""
-        line = self.prefill_fit.line()
+        line = self.prefill_fit.line
         return _DEFAULT_STEP_S if line is None else line[0] + line[1] * prompt_tokens
+
+    def first_token_line(self) -> tuple[float, float]:
+        """The same as (seconds whatever the prompt, seconds per prompt token)."""
+        return self.prefill_fit.line or (_DEFAULT_STEP_S, 0.0)
 
     def free_from(self, blocks: int, now: float, before_s: float) -> tuple[float, int] | None:
         """When so many blocks are expected to be free, and how many are then; None if not before ``before_s``.
@@ -263,7 +268,7 @@ class Backend:
 
     def prefill_rate(self) -> float | None:
         """Prompt tokens per second, None before anything was observed."""
-        line = self.prefill_fit.line()
+        line = self.prefill_fit.line
         return 1.0 / line[1] if line is not None and line[1] > 0.0 else None
 
     def release_lag_s(self, request: Request) -> float:

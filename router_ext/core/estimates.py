@@ -16,15 +16,18 @@ class LinearFit:
     last fifty or so decide. Until the observations spread enough to tell slope from intercept, the fit is the
     line through the origin and their mean.
 
-    Cost: O(1) per observation.
+    Cost: O(1) per observation. The line is an attribute, because decisions read it far more often than it changes.
+
+    Attributes:
+        line: (intercept, slope), both >= 0; None before the first observation.
     """
 
-    __slots__ = ("_keep", "_line", "_n", "_sx", "_sxx", "_sxy", "_sy", "count")
+    __slots__ = ("_keep", "_n", "_sx", "_sxx", "_sxy", "_sy", "count", "line")
 
     def __init__(self, *, keep: float = 0.98) -> None:
         self._keep = keep
         self._n = self._sx = self._sy = self._sxx = self._sxy = 0.0
-        self._line: tuple[float, float] | None = None
+        self.line: tuple[float, float] | None = None
         self.count = 0
 
     def observe(self, x: float, y: float) -> None:
@@ -36,13 +39,7 @@ class LinearFit:
         self._sxx = self._sxx * keep + x * x
         self._sxy = self._sxy * keep + x * y
         self.count += 1
-        self._line = None
-
-    def line(self) -> tuple[float, float] | None:
-        """(intercept, slope), both >= 0; None before the first observation. Computed once per observation."""
-        if self._line is None and self.count:
-            self._line = self._solve()
-        return self._line
+        self.line = self._solve()
 
     def mean(self) -> float | None:
         """Mean of the recent observations."""

@@ -46,7 +46,8 @@ class Fleet:
         self._sizes: frozenset[_Size] = frozenset()
         self.down_since: float | None = None
         self.lags: list[tuple[float, int, Backend, bool]] = []
-        self._fastest: Backend | None = None
+        self._fastest: tuple[float, float] | None = None
+        """``first_token_line`` of the backend that is fastest for prompts."""
         self._token_time = self._held = 0.0
 
     # --- who is there ----------------------------------------------------------------------------------------------
@@ -180,12 +181,13 @@ class Fleet:
 
         Asked for every head whose deadline is looked at, so the fastest is looked for only when speeds change.
         """
-        fastest = self._fastest
-        if fastest is None:
+        line = self._fastest
+        if line is None:
             if not self.usable:
                 return 0.0
-            fastest = self._fastest = min(self.usable, key=lambda backend: backend.first_token_s(prompt_tokens))
-        return fastest.first_token_s(prompt_tokens)
+            fastest = min(self.usable, key=lambda backend: backend.first_token_s(prompt_tokens))
+            line = self._fastest = fastest.first_token_line()
+        return line[0] + line[1] * prompt_tokens
 
 
 def _size(config: BackendConfig) -> _Size:

@@ -24,24 +24,27 @@ of 8,000 is 125 numbers. TGI's own blocks are 1 token (flashinfer) or 256 (flash
 
 
 class PrefixIndex:
-    """Blocks one backend probably holds."""
+    """Blocks one backend probably holds.
 
-    __slots__ = ("_idle", "_running", "_shared")
+    Attributes:
+        idle: those nobody uses, least recently used first.
+    """
+
+    __slots__ = ("_running", "_shared", "idle")
 
     def __init__(self) -> None:
-        self._idle: OrderedDict[int, None] = OrderedDict()
-        """Blocks nobody uses, least recently used first."""
+        self.idle: OrderedDict[int, None] = OrderedDict()
         self._shared: dict[int, int] = {}
         """Block -> running requests that found it here."""
         self._running: dict[int, tuple[tuple[int, ...], int]] = {}
         """Ticket -> (chain, blocks of it that were found)."""
 
     def __len__(self) -> int:
-        return len(self._idle) + len(self._shared)
+        return len(self.idle) + len(self._shared)
 
     def match(self, chain: tuple[int, ...]) -> int:
         """Blocks of the chain that are held."""
-        idle, shared = self._idle, self._shared
+        idle, shared = self.idle, self._shared
         if not chain or (chain[0] not in idle and chain[0] not in shared):
             return 0
         held, missing = 1, len(chain) + 1
@@ -56,7 +59,7 @@ class PrefixIndex:
 
     def start(self, ticket: int, chain: tuple[int, ...]) -> int:
         """A request starts: what it finds here stays for as long as it runs. Returns the blocks found."""
-        shared, idle = self._shared, self._idle
+        shared, idle = self._shared, self.idle
         found = 0
         # Block by block: a chain whose hashes collide with others' must not upset the books.
         for block in chain:
@@ -76,7 +79,7 @@ class PrefixIndex:
         if known is None:
             return
         chain, found = known
-        shared, idle = self._shared, self._idle
+        shared, idle = self._shared, self.idle
         # From the end of the prompt to its start, so that the start is the most recently used.
         for position in range(len(chain) - 1, -1, -1):
             block = chain[position]
@@ -93,13 +96,13 @@ class PrefixIndex:
 
     def trim(self, free_tokens: int) -> None:
         """Only so many tokens of KV are reserved by nobody: forget what does not fit, least recently used first."""
-        idle = self._idle
+        idle = self.idle
         room = max(0, free_tokens // PREFIX_BLOCK_TOKENS)
         while len(idle) > room:
             idle.popitem(last=False)
 
     def clear(self) -> None:
         """The backend lost everything, what runs included."""
-        self._idle.clear()
+        self.idle.clear()
         self._shared.clear()
         self._running.clear()

@@ -296,24 +296,24 @@ def test_the_budget_of_shrunk_slices_closes_when_overdrawn_and_refills_from_outp
 
 def test_the_fit_finds_the_line_behind_its_observations() -> None:
     fit = LinearFit()
-    assert fit.line() is None
+    assert fit.line is None
     for x in (100, 800, 300, 2_000, 1_200, 50):
         fit.observe(x, 0.03 + 0.0002 * x)
-    assert fit.line() == pytest.approx((0.03, 0.0002))
+    assert fit.line == pytest.approx((0.03, 0.0002))
 
 
 def test_observations_of_one_size_give_the_line_through_the_origin() -> None:
     fit = LinearFit()
     for _ in range(10):
         fit.observe(200, 0.1)
-    assert fit.line() == pytest.approx((0.0, 0.0005))
+    assert fit.line == pytest.approx((0.0, 0.0005))
 
 
 def test_a_fit_never_says_that_more_work_takes_less_time() -> None:
     fit = LinearFit()
     for x in (1, 2, 3, 4, 5):
         fit.observe(x, 1.0 / x)
-    line = fit.line()
+    line = fit.line
     assert line is not None
     assert line[1] == 0.0
 
