@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from router_ext.core.ids import BackendId, RequestId
 
@@ -20,11 +20,12 @@ class RejectCode(enum.StrEnum):
     NO_BACKEND = "no_backend_available"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dispatch:
+class Dispatch(NamedTuple):
     """Open a stream to ``backend`` with ``max_new_tokens = slice_tokens``.
 
     ``segment`` counts the dispatches of the request from 0. ``reason`` says why this backend, why now.
+
+    A tuple, because a frozen dataclass takes three times as long to make, and no other action comes by the dozen.
     """
 
     request_id: RequestId

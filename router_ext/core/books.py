@@ -32,7 +32,7 @@ from router_ext.core.request import Request
 from router_ext.core.slicing import plan
 from router_ext.core.tenants import Tenants
 from router_ext.core.tiers import Tiers
-from router_ext.core.timeline import Moment, Placed, Step, note, timeline
+from router_ext.core.timeline import Moment, Step, note, timeline
 from router_ext.core.waste import WasteBudget
 
 _REMEMBERED = 1_024
@@ -84,6 +84,9 @@ class Books:
         "_ended",
         "_fleet",
         "_is_gamma",
+        "_is_told_ended",
+        "_is_told_started",
+        "_is_told_stopped",
         "_is_watching",
         "_lengths",
         "_next_seq",
@@ -147,6 +150,10 @@ class Books:
             for request in self.requests.values():
                 self._update_expected(request)
         self._is_watching = policy.is_watching
+        kind, default = type(policy), FairnessPolicy
+        self._is_told_started = kind.started is not default.started
+        self._is_told_stopped = kind.stopped is not default.stopped
+        self._is_told_ended = kind.ended is not default.ended
         self._aging_ratio = config.aging_ratio
         self.policy = policy
 
@@ -330,7 +337,8 @@ class Books:
     ) -> Dispatch:
         """The request starts on a backend, one of ``num_options``: reserve, charge what was not paid, say so."""
         tenant = request.member
-        tenant.note_admission(request, self._aging_ratio)
+        if len(tenant.by_rank) > 1:
+            tenant.note_admission(request, self._aging_ratio)
         self.dequeue(request, now)
         request.state = advance(request.state, Trigger.DISPATCH)
         request.standing = standing
@@ -348,7 +356,7 @@ class Books:
         if not request.is_sliceable:
             self._fleet.assume_first_token(request, backend, now)
         reason = _REASONS[standing]
-        placed = Placed(reason, num_options, request.cached_tokens, backend is request.last_backend)
+        placed = (reason, num_options, request.cached_tokens, backend is request.last_backend)
         note(request, Step.DISPATCHED, now, backend.backend_id, new_tokens, placed)
         segment = request.segment
         request.segment = segment + 1
@@ -365,14 +373,10 @@ class Books:
             self._update_expected(request)
         if service:
             self._charge(request, service)
-        self.policy.started(request, now)
-        return Dispatch(
-            request_id=request.request_id,
-            backend=backend.backend_id,
-            slice_tokens=new_tokens if request.is_sliceable else request.remaining_tokens(),
-            segment=segment,
-            reason=reason,
-        )
+        if self._is_told_started:
+            self.policy.started(request, now)
+        limit = new_tokens if request.is_sliceable else request.remaining_tokens()
+        return Dispatch(request.request_id, backend.backend_id, limit, segment, reason)
 
     def measure(self, request: Request, prompt_tokens: int) -> None:
         """The true length of what the present segment sends is known; what rests on the estimate is settled."""
@@ -419,6 +423,7 @@ class Books:
         keys = queue.keys
         lane = request.lane
         if service < 0.0:
+            self.policy.refunded(request)
             if queue.refunded(lane):
                 self.policy.head_changed(queue)
         elif lane is keys.front and lane.counter >= keys.rival and queue.reorder():
@@ -460,7 +465,8 @@ class Books:
             # What rounding leaves of a sum must not outlive its last part.
             tenant.expected_rest = tenant.expected_rest - request.expected_rest if tenant.num_running else 0.0
             request.expected_rest = 0.0
-        self.policy.stopped(request, now)
+        if self._is_told_stopped:
+            self.policy.stopped(request, now)
         return backend
 
     def _update_expected(self, request: Request) -> None:
@@ -495,14 +501,16 @@ class Books:
             self._lengths.finished(request.key, request.member.tenant_id, request.output_tokens)
             self.bias.finished(min(request.predicted_output_tokens, request.max_new_tokens), request.output_tokens)
         request.lane.num_open -= 1
-        self.policy.ended(request)
+        if self._is_told_ended:
+            self.policy.ended(request)
         if request.agent is not None:
             self._agents.leave(request, now, is_finished=state is State.FINISHED)
         del self.requests[request.request_id]
         self._ended[request.request_id] = request
         if len(self._ended) > _REMEMBERED:
             self._ended.popitem(last=False)
-        self._tenants.drop_idle(request.member)
+        if not request.member.is_configured:
+            self._tenants.drop_idle(request.member)
 
     def timeline(self, request_id: RequestId) -> list[Moment]:
         """What became of a request; empty if it is unknown or forgotten."""

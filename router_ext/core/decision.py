@@ -156,7 +156,8 @@ class Decider:
         candidates = self._policy.candidates(now)
         for request, standing in candidates:
             is_urgent = standing <= _URGENT_PICK
-            self._books.refresh(request)
+            if request.slice_count >= 0:
+                self._books.refresh(request)
             new_tokens = request.slice_busy if room.count > 1 else request.slice_idle
             if standing is _BACKFILL and request.cut_tokens:
                 # Who was cut for others comes back when it is its tenant's turn.

@@ -132,11 +132,12 @@ class TierQueue:
         lane.queued_tokens -= tokens
         self.queued_tokens -= tokens
         self._num -= 1
-        if not lane.line:
+        first = lane.line.first()
+        if first is None:
             self.keys.leave(lane)
             self._see_head()
         elif request is self.head:
-            self.head = lane.line.first()
+            self.head = first
 
     def reorder(self) -> bool:
         """The lane in front has been charged up to its rival. Whether another request heads the queue now."""

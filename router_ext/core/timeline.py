@@ -77,8 +77,8 @@ class Placed(NamedTuple):
         return f"{self.turn}; {where}{held}"
 
 
-Entry = tuple[float, Step, BackendId | None, int, Placed | None]
-"""(instant, step, backend, tokens, placement). Tokens: of the slice at a dispatch, else the output so far."""
+Entry = tuple[float, Step, BackendId | None, int, tuple[str, int, int, bool] | None]
+"""(instant, step, backend, tokens, fields of ``Placed``). Tokens: of the slice at a dispatch, else output so far."""
 
 
 def words(step: Step) -> str:
@@ -103,7 +103,7 @@ def note(
     now: float,
     backend: BackendId | None = None,
     tokens: int = 0,
-    placed: Placed | None = None,
+    placed: tuple[str, int, int, bool] | None = None,
 ) -> None:
     """Write a step down."""
     steps = request.steps
@@ -117,7 +117,7 @@ def timeline(request: Request) -> list[Moment]:
     """The steps of a request in order, as far as they are kept."""
     moments = []
     for index, (at, step, backend, tokens, placed) in enumerate(request.steps):
-        text = placed.text if placed is not None else _WORDS[step]
+        text = Placed(*placed).text if placed is not None else _WORDS[step]
         if index == _FIRST and request.num_steps_omitted:
             text = f"({request.num_steps_omitted} steps before this one are not kept) {text}"
         moments.append(

@@ -14,6 +14,7 @@ counters; a policy only keeps indexes over them, so replacing the policy loses n
     who may go?                       -->  candidates(now)        requests, in order, with their standing
     request was dispatched            -->  started(request)
     service was delivered             -->  charge(request, service)
+    less than was charged             -->  charge, with the negative difference, then refunded(request)
     its slice is over                 -->  stopped(request)       then queued again, or
     it is over                        -->  ended(request)
     policy takes over                 -->  inherit(before)        if ``before`` is of the same kind, then
@@ -158,6 +159,9 @@ class FairnessPolicy:
 
     def started(self, request: Request, now: float) -> None:
         """The request was dispatched; its prompt, as far as unpaid, has been charged."""
+
+    def refunded(self, request: Request) -> None:
+        """A charge was taken back in part, because it rested on an estimate: the tenant's key may have fallen."""
 
     def stopped(self, request: Request, now: float) -> None:
         """Its running slice is over, whatever the reason."""

@@ -31,7 +31,6 @@ from router_ext.core.config import PoolConfig
 from router_ext.core.fairness.base import Surroundings
 from router_ext.core.fairness.vtc import Keyed
 from router_ext.core.queues import Tenant
-from router_ext.core.request import Request
 
 
 class Drr(Keyed):
@@ -39,7 +38,6 @@ class Drr(Keyed):
 
     def __init__(self, around: Surroundings) -> None:
         super().__init__(around)
-        self.charge = self._charge
         self._start = 0.0
         self._quantum = quantum(around.config, around.peak_service, around.config.quantum_ratio)
 
@@ -63,11 +61,6 @@ class Drr(Keyed):
         if not len(self._keys):
             self._start = tenant.counter
         self._keys.add(tenant)
-
-    def _charge(self, request: Request, service: float) -> None:
-        self._counters.charge(request, service)
-        if service < 0.0 and request.tenant.since:
-            self._keys.lowered(request.tenant)
 
 
 def quantum(config: PoolConfig, peak_service: float, ratio: float) -> float:

@@ -79,7 +79,6 @@ class SloFair(FairnessPolicy):
     def __init__(self, around: Surroundings) -> None:
         super().__init__(around)
         counters, config = around.counters, around.config
-        self.charge = self._charge
         self._first_token_s = around.first_token_s
         self._aging_s = config.aging_s
         self._aging_ratio = config.aging_ratio
@@ -89,7 +88,10 @@ class SloFair(FairnessPolicy):
         self._num_live = 0
         self._order = 0
         self._gamma = config.gamma
-        self._keys = counters.index if self._gamma == 0.0 else MinIndex(self._key)
+        self._keys = counters.index
+        if self._gamma:
+            self._keys = MinIndex(self._key)
+            self.charge = self._charge
 
     @classmethod
     def passes(cls, config: PoolConfig) -> dict[str, float]:
@@ -129,18 +131,23 @@ class SloFair(FairnessPolicy):
             self._keys.lowered(request.tenant)
 
     def _charge(self, request: Request, service: float) -> None:
-        """Add service to the counter. The heaps are not touched: an entry whose key grew is moved when met."""
+        """With gamma: what is delivered counts in full and is expected no longer, so the key may fall."""
         self._counters.charge(request, service)
+        if request.tenant.since:
+            self._keys.lowered(request.tenant)
+
+    def refunded(self, request: Request) -> None:
+        """Its tenant may be in turn sooner, or within its pass again."""
         tenant = request.tenant
-        if tenant.since and (service < 0.0 or self._gamma):
-            self._keys.lowered(tenant)
-            if service < 0.0:
-                for queue in tenant.by_rank:
-                    if queue.urgency == _OUT_OF_PASS:
-                        queue.urgency = _NOWHERE
-                        queue.indexed = None
-                        self._num_live -= 1
-                        self.head_changed(queue)
+        if not tenant.since:
+            return
+        self._keys.lowered(tenant)
+        for queue in tenant.by_rank:
+            if queue.urgency == _OUT_OF_PASS:
+                queue.urgency = _NOWHERE
+                queue.indexed = None
+                self._num_live -= 1
+                self.head_changed(queue)
 
     def head_changed(self, queue: TierQueue) -> None:
         """Keep the urgency index: one counting entry per queue whose head is urgent."""

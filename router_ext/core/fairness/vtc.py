@@ -77,6 +77,11 @@ class Keyed(Vtc):
         self._counters.backlogged(tenant)
         self._keys.add(tenant)
 
+    def refunded(self, request: Request) -> None:
+        """Its tenant may be in turn sooner."""
+        if request.tenant.since:
+            self._keys.lowered(request.tenant)
+
     def idle(self, tenant: Tenant) -> None:
         """Leave the order of keys."""
         self._counters.idle(tenant)

@@ -39,7 +39,6 @@ class VtcPredict(Keyed):
 
     def __init__(self, around: Surroundings) -> None:
         super().__init__(around)
-        self.charge = self._charge
 
     @classmethod
     def gamma(cls, config: PoolConfig) -> float:
@@ -62,9 +61,4 @@ class VtcPredict(Keyed):
     def stopped(self, request: Request, now: float) -> None:
         """What it did not produce is refunded."""
         if request.tenant.since:
-            self._keys.lowered(request.tenant)
-
-    def _charge(self, request: Request, service: float) -> None:
-        self._counters.charge(request, service)
-        if service < 0.0 and request.tenant.since:
             self._keys.lowered(request.tenant)
