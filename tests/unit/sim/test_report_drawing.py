@@ -144,7 +144,7 @@ SCALES = [
 ]
 
 
-@pytest.mark.parametrize("scale", SCALES, ids=str)
+@pytest.mark.parametrize("scale", SCALES, ids=lambda scale: f"{scale.label or 'bare'} {scale.low:g} to {scale.high:g}")
 def test_axes_have_a_few_ticks_in_place(scale: Scale) -> None:
     places = scale.ratios(value for value, _ in scale.ticks)
     assert 2 <= len(places) <= 13
