@@ -201,7 +201,7 @@ class PoolConfig:
         "target go first, as a share of U'. Larger: better latency in bursts, a larger bound. 0: never ahead.",
     )  # fmt: skip
     backfill_ratio: float = knob(
-        0.05, low=0, high=10, section=knobs.FAIRNESS, policies=("slo-fair",), label="Backfill pass",
+        0.02, low=0, high=10, section=knobs.FAIRNESS, policies=("slo-fair",), label="Backfill pass",
         help="The same for other work that starts on another backend, or behind a request in turn that does not fit "
         "yet. 0: nothing starts while the request in turn waits.",
     )  # fmt: skip

@@ -7,7 +7,8 @@ Rule:
        again after every admission. Three kinds of admissions use such a pass:
        - *urgent*: heads of tiers with a TTFT target that have shown no token, ``pass = burst / w``; the earliest
          deadline that can still be met first, then late ones. They pass gates and claims.
-       - *another backend* than the one the pick waits for, and *backfill* behind it, ``pass = 0.05 U' / w``.
+       - *another backend* than the one the pick waits for, and *backfill* behind it, ``pass = 0.02 U' / w``: less than
+         the lead that running work may be cut for (``core.preemption``), or what goes ahead would be cut again.
     3. Urgent heads that fit nowhere, then the pick, claim the backend where they fit soonest; non-urgent work does
        not use a claimed backend in the same decision, except what the claimant leaves over.
     4. While a tenant owes an admission to an aged request of a lower tier, its urgent heads stand back: the aged one

@@ -58,7 +58,7 @@ def test_without_a_router_the_bound_is_that_of_the_rows(api: ApiClient, pool: Po
     assert services == {
         "U'": pytest.approx(20_004),
         "urgency pass": pytest.approx(5_001),
-        "backfill pass": pytest.approx(1_000.2),
+        "backfill pass": pytest.approx(400.08),
         "bound": pytest.approx(25_005),
     }
     by_tenant = {each["name"]: each for each in shown["tenants"]}

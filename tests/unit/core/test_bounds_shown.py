@@ -17,7 +17,7 @@ def test_the_terms_of_the_default_policy_are_the_peak_and_two_passes() -> None:
     stated = bounds.terms(config)
     assert stated is not None
     assert (stated.peak_service, stated.pool_tokens, stated.longest_prompt) == (20_002.0, 10_000, 10_000)
-    assert stated.passes == {"urgency": pytest.approx(5_000.5), "backfill": pytest.approx(1_000.1)}
+    assert stated.passes == {"urgency": pytest.approx(5_000.5), "backfill": pytest.approx(400.04)}
     assert (stated.lightest_weight, stated.heaviest_weight) == (1.0, 4.0)
     assert stated.bound_service == pytest.approx(25_002.5)
     assert stated.counter_bound(4.0) == pytest.approx(25_002.5 / 4)
