@@ -300,9 +300,13 @@ class Backend:
     # --- gates ---------------------------------------------------------------------------------------------------
 
     def window_tokens(self, tightest_target_s: float | None, rate: float | None) -> int:
-        """The prefill gate's window, at ``rate`` prompt tokens per second (None: unknown)."""
+        """The prefill gate's window, at ``rate`` prompt tokens per second (None: unknown).
+
+        Without chunking a server takes newcomers when enough of them have come, so that fewer at once only lengthen
+        everybody's wait: a narrower window would cost a fifth of the throughput and gain 6% of the TTFT (``flood``).
+        """
         budget = self.config.prefill_budget_tokens
-        if tightest_target_s is None or rate is None:
+        if tightest_target_s is None or rate is None or not self.config.is_chunked:
             return budget
         return max(1, min(budget, int(rate * tightest_target_s / 2.0)))
 

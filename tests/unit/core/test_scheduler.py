@@ -257,6 +257,14 @@ def test_headroom_is_doubled_up_to_an_eighth_while_cuts_are_dear(kv: int, size: 
     assert gates.headroom_blocks(Backend(pool(kv=kv).backends[BackendId("bke_0")])) == blocks
 
 
+@pytest.mark.parametrize(("is_chunked", "tokens"), [(True, 1_000), (False, 4_096)])
+def test_the_prefill_gate_follows_the_target_where_prompts_are_chunked(is_chunked: bool, tokens: int) -> None:
+    config = pool(kv=10_001, backend={"is_chunked": is_chunked, "prefill_budget_tokens": 4_096})
+    backend = Backend(config.backends[BackendId("bke_0")])
+    assert backend.window_tokens(1.0, 2_000.0) == tokens
+    assert backend.window_tokens(None, 2_000.0) == backend.window_tokens(1.0, None) == 4_096
+
+
 def test_an_idle_backend_ignores_headroom() -> None:
     scheduler = started(pool(kv=1_001))
     scheduler.handle(arrival("chat", tier="chat", prompt=200, cap=101), 1.0)
