@@ -91,7 +91,7 @@ bench: $(VENV)/.ready-run
 	$(BIN)/fairlane bench gateway
 
 # Figures that the documentation embeds, and the policies in them.
-PICTURES := mixed:ttft
+PICTURES := mixed:ttft overload:lead flood:ttft
 PICTURED := fifo vtc slo-fair
 
 pictures: $(VENV)/.ready-run
