@@ -85,6 +85,21 @@ def save_change(
         mark_config_changed(publish)
 
 
+def delete_change(row: Record, *, actor: Actor, action: str, before: Mapping[str, Any], publish: str) -> None:
+    """Delete a row with its audit entry, and tell routers.
+
+    Args:
+        action, publish: as of ``save_change``.
+
+    Raises:
+        ProtectedError: other rows refer to it; nothing has happened.
+    """
+    object_id = str(row.pk)
+    row.delete()
+    record(actor=actor, action=action, object_type=action.partition(".")[0], object_id=object_id, before=before)
+    mark_config_changed(publish)
+
+
 def _plain(values: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if values is None:
         return None

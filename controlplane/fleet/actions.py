@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from django.db.models import ProtectedError
 from typing_extensions import Unpack
 
-from controlplane.audit.actions import record, save_change
+from controlplane.audit.actions import delete_change, record, save_change
 from controlplane.common.actor import Actor
 from controlplane.common.errors import Conflict, Invalid
 from controlplane.common.use_case import mark_config_changed, use_case
@@ -182,12 +182,11 @@ def delete_pool(*, actor: Actor, pool_id: str, expected_version: int | None = No
     """Delete a pool that has no backends and is no key's default."""
     pool = lock_version(Pool.objects.all(), "pool", pool_id, expected_version)
     before = pool_fields(pool)
+    publish = f"pool {pool.name} deleted"
     try:
-        pool.delete()
+        delete_change(pool, actor=actor, action="pool.deleted", before=before, publish=publish)
     except ProtectedError as error:
         raise Conflict(f"pool {pool.name!r} is in use by {len(error.protected_objects)} backends or keys") from error
-    record(actor=actor, action="pool.deleted", object_type="pool", object_id=pool_id, before=before)
-    mark_config_changed(f"pool {before['name']} deleted")
 
 
 def _check_backend(backend: Backend) -> None:
@@ -290,6 +289,5 @@ def delete_backend(*, actor: Actor, backend_id: str, expected_version: int | Non
     """Take a backend out of its pool; streams that run on it are resumed elsewhere by the router."""
     backend = lock_version(Backend.objects.all(), "backend", backend_id, expected_version)
     before = backend_fields(backend)
-    backend.delete()
-    record(actor=actor, action="backend.deleted", object_type="backend", object_id=backend_id, before=before)
-    mark_config_changed(f"backend {before['name']} deleted")
+    publish = f"backend {backend.name} deleted"
+    delete_change(backend, actor=actor, action="backend.deleted", before=before, publish=publish)

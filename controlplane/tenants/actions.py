@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 from django.db.models import ProtectedError
 from typing_extensions import Unpack
 
-from controlplane.audit.actions import record, save_change
+from controlplane.audit.actions import delete_change, record, save_change
 from controlplane.common.actor import Actor
 from controlplane.common.errors import Conflict
 from controlplane.common.use_case import mark_config_changed, use_case
@@ -210,10 +210,9 @@ def delete_group(*, actor: Actor, group_id: str, expected_version: int | None = 
     """Delete a fairness group that no tenant is in."""
     group = lock_version(Group.objects.all(), "group", group_id, expected_version)
     before = group_fields(group)
+    publish = f"fairness group {group.name} deleted"
     try:
-        group.delete()
+        delete_change(group, actor=actor, action="group.deleted", before=before, publish=publish)
     except ProtectedError as error:
         number = len(error.protected_objects)
         raise Conflict(f"fairness group {group.name!r} has {number} tenant{'' if number == 1 else 's'}") from error
-    record(actor=actor, action="group.deleted", object_type="group", object_id=group_id, before=before)
-    mark_config_changed(f"fairness group {before['name']} deleted")

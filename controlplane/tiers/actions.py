@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 from django.db.models import ProtectedError
 from typing_extensions import Unpack
 
-from controlplane.audit.actions import record, save_change
+from controlplane.audit.actions import delete_change, record, save_change
 from controlplane.common.actor import Actor
 from controlplane.common.errors import Conflict
 from controlplane.common.use_case import mark_config_changed, use_case
@@ -86,9 +86,8 @@ def delete_tier(*, actor: Actor, tier_id: str, expected_version: int | None = No
     """Delete a tier that no tenant and no key refers to."""
     tier = lock_version(Tier.objects.all(), "tier", tier_id, expected_version)
     before = tier_fields(tier)
+    publish = f"tier {tier.name} deleted"
     try:
-        tier.delete()
+        delete_change(tier, actor=actor, action="tier.deleted", before=before, publish=publish)
     except ProtectedError as error:
         raise Conflict(f"tier {tier.name!r} is in use by {len(error.protected_objects)} tenants or keys") from error
-    record(actor=actor, action="tier.deleted", object_type="tier", object_id=tier_id, before=before)
-    mark_config_changed(f"tier {before['name']} deleted")

@@ -14,12 +14,10 @@ import pytest
 
 from router_ext.core.actions import Dispatch
 from router_ext.core.books import Books
-from router_ext.core.decision import Decider
-from router_ext.core.fairness.base import Standing
-from router_ext.core.fairness.slo_fair import SloFair
 from router_ext.core.lifecycle import State
 from router_ext.core.placement import Placement
 from tests.property.harness import ALL_LAWS, Run, scenario
+from tests.property.mutants import free_skipping, unlimited_urgency
 from tests.property.oracle import LawBroken
 from tests.unit.core.builders import arrival, dispatched, pool, started, tokens
 
@@ -62,28 +60,6 @@ def test_the_pools_are_what_they_are_meant_to_be() -> None:
 
 
 # --- mutants ---------------------------------------------------------------------------------------------------------
-
-
-def free_skipping(patch: pytest.MonkeyPatch) -> None:
-    """Whoever fits may go ahead of a pick that does not, without a pass and past its claim."""
-
-    def in_turn(self: Any, now: float, floor: float) -> Any:
-        popped: list[Any] = []
-        standing = Standing.PICK
-        try:
-            while (entry := self._keys.pop()) is not None:
-                popped.append(entry)
-                yield entry[2].head(now, self._aging_s), standing
-                standing = Standing.BACKFILL
-        finally:
-            self._keys.restore(popped)
-
-    patch.setattr(SloFair, "_in_turn", in_turn)
-    patch.setattr(Decider, "_unclaimed", lambda self, options, *rest: options)
-
-
-def unlimited_urgency(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SloFair, "_may_pass", lambda self, queue, floor: True)
 
 
 def unclipped_gamma(patch: pytest.MonkeyPatch) -> None:

@@ -6,14 +6,10 @@ Mutants: a clock that is read, and an order that follows hashes.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.interpreters import printed
 
 _PROGRAM = """
 import dataclasses, hashlib, json, sys, time
@@ -44,11 +40,7 @@ print(json.dumps(found))
 
 
 def run(mutant: str, hash_seed: int) -> list[list[str]]:
-    env = {**os.environ, "PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, mutant], env=env, cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    found: list[list[str]] = json.loads(done.stdout)
+    found: list[list[str]] = json.loads(printed(_PROGRAM, mutant, hash_seed=hash_seed))
     return found
 
 
