@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.db.models import QuerySet
 
 from controlplane.common.actor import Actor, Scope
-from controlplane.training.models import Artifact, Job
+from controlplane.training.models import Artifact, Job, JobKind
 
 
 def jobs(*, actor: Actor) -> QuerySet[Job]:
@@ -20,6 +20,7 @@ def artifact_body(digest: str) -> bytes | None:
 
 
 def body_of_dataset(digest: str) -> bytes | None:
-    """Bytes of the newest artifact built from exactly these rows."""
-    job = Job.objects.filter(dataset__digest=digest, artifact__isnull=False).order_by("-id").first()
-    return None if job is None or job.artifact is None else bytes(job.artifact.body)
+    """Bytes of the newest baseline built from exactly these rows."""
+    found = Job.objects.filter(dataset__digest=digest, artifact__body__isnull=False, kind=JobKind.BASELINE)
+    body = found.order_by("-id").values_list("artifact__body", flat=True).first()
+    return None if body is None else bytes(body)

@@ -1,7 +1,7 @@
 """The books: one row per request, hourly rollups, and what could not be booked.
 
-``usage_event`` is partitioned by day of arrival and written by COPY alone (``usage.ingest``), so its tables are made
-in a migration and Django only reads them.
+``usage_event``, ``usage_prediction`` and ``predictor_sample`` are partitioned by day of arrival and written by COPY
+alone (``usage.ingest``), so their tables are made in a migration and Django only reads them.
 """
 
 from __future__ import annotations
@@ -119,3 +119,66 @@ class TouchedHour(models.Model):
 
     class Meta:
         db_table = "usage_touched_hour"
+
+
+class UsagePrediction(models.Model):
+    """What was predicted of one booked request, and how long its answer became. Kept ``partitions.KEPT_DAYS``.
+
+    ``is_complete``: the answer came to its natural end; otherwise its length is only known to be larger. ``quantiles``
+    and ``fallback``: output tokens at ``predict.baseline.LEVELS``. ``length_model``: digest, empty for none.
+    """
+
+    pk = models.CompositePrimaryKey("arrived_at", "event")
+    arrived_at = models.DateTimeField()
+    event = models.TextField()
+    ended_at = models.DateTimeField()
+    pool = models.TextField()
+    tenant = models.TextField()
+    key = models.TextField()
+    output_tokens = models.BigIntegerField()
+    is_complete = models.BooleanField()
+    quantiles = ArrayField(models.IntegerField(), null=True)
+    fallback = ArrayField(models.IntegerField(), null=True)
+    source = models.TextField()
+    fallback_reason = models.TextField(null=True)
+    runaway = models.FloatField(null=True)
+    length_model = models.TextField()
+
+    class Meta:
+        managed = False
+        db_table = "usage_prediction"
+
+
+class PredictorSample(models.Model):
+    """Features of one booked request, for training; a bounded choice of them is kept (``usage.samples``)."""
+
+    pk = models.CompositePrimaryKey("arrived_at", "event")
+    arrived_at = models.DateTimeField()
+    event = models.TextField()
+    pool = models.TextField()
+    tenant = models.TextField()
+    feature_version = models.IntegerField()
+    features = models.BinaryField()
+    key = models.TextField()
+    model = models.TextField()
+    prompt_tokens = models.BigIntegerField()
+    max_new_tokens = models.BigIntegerField(null=True)
+    output_tokens = models.BigIntegerField()
+    is_complete = models.BooleanField()
+
+    class Meta:
+        managed = False
+        db_table = "predictor_sample"
+
+
+class DroppedSample(models.Model):
+    """How many predictions or features of one batch could not be kept, and why; their events were booked."""
+
+    at = models.DateTimeField(db_index=True)
+    router = models.TextField()
+    pool = models.TextField()
+    reason = models.TextField()
+    n = models.PositiveIntegerField()
+
+    class Meta:
+        db_table = "predictor_dropped"
