@@ -40,6 +40,7 @@ COMMANDS: Mapping[str, Command | Mapping[str, Command]] = {
     "bench": {
         "scheduler": Command("router_ext.ops.bench_scheduler", "time of one scheduling decision"),
         "gateway": Command("router_ext.ops.bench_gateway", "what the router adds to a request and to a stream"),
+        "predictor": Command("router_ext.ops.bench_predictor", "what a prediction of an output length costs"),
     },
     "simulate": Command("router_ext.sim.command", "policies on a suite of workloads, in virtual time"),
     "ask": Command("router_ext.ops.ask", "ask the model with a tenant's key and stream the answer", "client"),
