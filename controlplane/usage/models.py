@@ -108,6 +108,42 @@ class UsageHour(models.Model):
         ]
 
 
+class AccuracyHour(models.Model):
+    """Figures of one UTC hour of arrival, one predictor and one length model (``usage.accuracy``).
+
+    ``tenant`` empty: the pool as a whole. Sums run over ``n`` answers; the others were cut (``n_cut``). ``pit``: a
+    histogram of 8 bins. ``ratio_buckets`` and ``ratio_counts``: a sparse one of ln(median / actual).
+    """
+
+    hour = models.DateTimeField()
+    pool = models.TextField()
+    tenant = models.TextField()
+    length_model = models.TextField()
+    predictor = models.TextField()
+    n = models.BigIntegerField()
+    n_cut = models.BigIntegerField()
+    n_model = models.BigIntegerField()
+    n_memory = models.BigIntegerField()
+    n_fallen_back = models.BigIntegerField()
+    tokens = models.BigIntegerField()
+    abs_error = models.FloatField()
+    pinball = models.FloatField()
+    covered_80 = models.BigIntegerField()
+    covered_90 = models.BigIntegerField()
+    pit = ArrayField(models.FloatField())
+    ratio_buckets = ArrayField(models.IntegerField())
+    ratio_counts = ArrayField(models.BigIntegerField())
+
+    class Meta:
+        db_table = "predictor_hour"
+        constraints = [
+            models.UniqueConstraint(
+                fields=["pool", "tenant", "hour", "length_model", "predictor"], name="predictor_hour_once"
+            )
+        ]
+        indexes = [models.Index(fields=["hour"], name="predictor_hour_by_hour")]
+
+
 class TouchedHour(models.Model):
     """A mark that events of ``hour`` were booked after its rollup. One row per batch and hour, never updated.
 

@@ -20,7 +20,7 @@ import structlog
 from django.db import connection, transaction
 
 from controlplane.common.clock import from_us, utc_now
-from controlplane.usage.models import DroppedSample
+from controlplane.usage.models import AccuracyHour, DroppedSample
 from controlplane.usage.partitions import KEPT_DAYS, PREDICTIONS, SAMPLES, drop_old_days, ensure_days, oldest_day
 from router_ext.predict.baseline import LEVELS, MAX_TOKENS, is_complete
 from router_ext.wire.controlplane import PredictionRecord, UsageEvent
@@ -33,6 +33,9 @@ MAX_PER_POOL_DAY = 20_000
 """Samples kept of one pool and UTC day: 28 days are 560,000 rows, ten times what one training run reads."""
 MAX_PER_TENANT_DAY = 5_000
 """Of those from one tenant, so that a busy one leaves room for the others."""
+
+ACCURACY_DAYS = 400
+"""Hourly figures are kept as long as events may be booked late."""
 
 SOURCES = frozenset(("model", "memory", "key", "tenant", "pool", "default"))
 
@@ -194,5 +197,6 @@ def forget_old(*, now: datetime | None = None) -> None:
     drop_old_days(now=now)
     n_thinned = thin_samples(now=now)
     DroppedSample.objects.filter(at__lt=(now or utc_now()) - timedelta(days=28)).delete()
+    AccuracyHour.objects.filter(hour__lt=(now or utc_now()) - timedelta(days=ACCURACY_DAYS)).delete()
     if n_thinned:
         logger.info("predictor.samples_thinned", samples=n_thinned)
