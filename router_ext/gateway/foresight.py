@@ -28,7 +28,7 @@ from router_ext.obs.metrics import Metrics
 from router_ext.predict.baseline import MAX_TOKENS, Quantiles, is_complete
 from router_ext.predict.client import PredictionClient, worker_command
 from router_ext.predict.messages import Answer, Ask, Assigned, Ended
-from router_ext.predict.prompts import piece_of
+from router_ext.predict.prompts import bounded
 from router_ext.settings import RouterSettings
 from router_ext.wire.controlplane import PredictionRecord
 
@@ -356,7 +356,6 @@ def _question(
     fallback: Quantiles,
 ) -> Ask:
     messages = () if request.chat_body is None else request.chat_body["messages"]
-    piece = piece_of(text, messages, tenant=identity.tenant)
     parameters = request.parameters
     return Ask(
         id=question,
@@ -364,12 +363,8 @@ def _question(
         model=engine.name,
         tenant=identity.tenant,
         key=identity.key,
-        head=piece.head,
-        tail=piece.tail,
-        characters=piece.characters,
-        signature=piece.signature,
+        prompt=bounded(text, messages),
         is_chat=request.chat_body is not None,
-        messages=len(messages),
         max_new_tokens=request.max_new_tokens or 0,
         temperature=float(parameters.get("temperature") or (0.0 if request.is_greedy else 1.0)),
         top_p=float(parameters.get("top_p") or 1.0),

@@ -36,7 +36,7 @@ from router_ext.obs import logs
 from router_ext.ops.bench_gateway import percentile, resident_bytes
 from router_ext.predict.client import PredictionClient, worker_command
 from router_ext.predict.messages import Answer, Ask, Assigned, Ended
-from router_ext.predict.prompts import piece_of
+from router_ext.predict.prompts import bounded
 
 LENGTHS = (50, 200, 500, 1_000, 2_000, 4_000, 8_000)
 """Prompt tokens."""
@@ -103,7 +103,6 @@ def prompts(tokens: int, count: int) -> list[str]:
 def ask(client: PredictionClient, text: str, number: int) -> asyncio.Future[Answer | None] | None:
     """Ask as the router does."""
     tenant = f"ten_{number % 20}"
-    piece = piece_of(text, (), tenant=tenant)
     return client.ask(
         Ask(
             id=client.next_id(),
@@ -111,12 +110,8 @@ def ask(client: PredictionClient, text: str, number: int) -> asyncio.Future[Answ
             model="bench",
             tenant=tenant,
             key=f"key_{number % 100}",
-            head=piece.head,
-            tail=piece.tail,
-            characters=piece.characters,
-            signature=piece.signature,
+            prompt=bounded(text, ()),
             is_chat=False,
-            messages=0,
             max_new_tokens=1_024,
             temperature=0.7,
             top_p=0.95,

@@ -31,8 +31,7 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
     """How long will this answer be?
 
     Attributes:
-        head, tail: start and end of the prompt as the client sent it (``predict.prompts``); the same text if it is
-            short. characters: of the whole prompt. signature: keyed hash of the whole prompt.
+        prompt: as the client sent it, bounded (``predict.prompts``): a text, or the turns of a chat as (role, text).
         model: name of the pool, as in the books. max_new_tokens: 0 if the client stated none.
         base: empirical quantiles of the same instant, None if too few answers are known.
     """
@@ -42,12 +41,8 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
     model: str
     tenant: str
     key: str
-    head: str
-    tail: str
-    characters: int
-    signature: bytes
+    prompt: str | list[tuple[str, str]]
     is_chat: bool
-    messages: int
     max_new_tokens: int
     temperature: float
     top_p: float

@@ -1,57 +1,71 @@
-"""The part of a prompt that a prediction is made from: its start and its end, and a keyed hash of the whole.
+"""The part of a prompt that a prediction is made from: all of it, unless it is very long; then its start and its end.
 
-A plain prompt is its text. A chat is the contents of its messages, in order, one below the other, so that a chat of one
-message and the same text sent plainly are the same prompt. What a model's template adds says nothing about the answer.
+A plain prompt is its text, a chat the texts of its messages with their roles. A chat of one message from the user is
+the same prompt as its text sent plainly. What a model's template adds says nothing about the answer.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
-HEAD_CHARACTERS = 4_000
-TAIL_CHARACTERS = 4_000
+Prompt: TypeAlias = str | list[tuple[str, str]]
 
-_HASHED_CHARACTERS = 200_000
-"""Longer prompts are hashed by start, end and length: hashing all of them would hold up the router's loop."""
+MAX_CHARACTERS = 40_000
+"""Some 8,000 tokens. Of longer prompts the outer halves of this are kept: what is asked for stands at the start or at
+the end, and the hand-over to the worker stays bounded."""
 
-
-class Piece(NamedTuple):
-    """``head`` and ``tail`` overlap in nothing: a prompt that fits into the head has an empty tail."""
-
-    head: str
-    tail: str
-    characters: int
-    signature: bytes
+MAX_TURNS = 256
 
 
-def piece_of(text: str | None, messages: Sequence[Mapping[str, Any]], *, tenant: str) -> Piece:
-    """The piece of a plain prompt, or of a chat if ``text`` is None.
-
-    The signature is keyed by the tenant: equal prompts of two tenants have nothing in common.
-
-    Cost: O(length), about 30 us for 8,000 tokens.
-    """
-    if text is None:
-        parts = list(_contents(messages))
-        text = parts[0] if len(parts) == 1 else "\n\n".join(parts)
-    characters = len(text)
-    head, tail = text[:HEAD_CHARACTERS], text[max(HEAD_CHARACTERS, characters - TAIL_CHARACTERS) :]
-    hashed = text if characters <= _HASHED_CHARACTERS else f"{characters}:{head}{tail}"
-    key = hashlib.blake2b(tenant.encode(), digest_size=32).digest()
-    signature = hashlib.blake2b(hashed.encode("utf-8", "surrogatepass"), digest_size=16, key=key).digest()
-    return Piece(head, tail, characters, signature)
+def bounded(text: str | None, messages: Sequence[Mapping[str, Any]]) -> Prompt:
+    """A plain prompt, or a chat if ``text`` is None, cut to what is looked at. Cost: O(``MAX_CHARACTERS``)."""
+    if text is not None:
+        return _outer(text)
+    turns = list(
+        _turns([*messages[: MAX_TURNS // 2], *messages[max(MAX_TURNS // 2, len(messages) - MAX_TURNS // 2) :]])
+    )
+    if len(turns) == 1 and turns[0][0] == "user":
+        return _outer(turns[0][1])
+    return _outer_turns(turns)
 
 
-def _contents(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Texts of the messages; a content of several parts is their texts, and pictures say nothing."""
+def _outer(text: str) -> str:
+    if len(text) <= MAX_CHARACTERS:
+        return text
+    return text[: MAX_CHARACTERS // 2] + text[-MAX_CHARACTERS // 2 :]
+
+
+def _outer_turns(turns: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The first and the last turns, as far as their texts reach into the outer halves."""
+    if sum(len(text) for _, text in turns) <= MAX_CHARACTERS:
+        return turns
+    head: list[tuple[str, str]] = []
+    left = MAX_CHARACTERS // 2
+    first = 0
+    while left:
+        role, text = turns[first]
+        head.append((role, text[:left]))
+        left -= min(left, len(text))
+        first += 1
+    tail: list[tuple[str, str]] = []
+    left = MAX_CHARACTERS // 2
+    # The turn at which the head ends may be the one in which the tail begins: its end is another part of it.
+    for role, text in reversed(turns[first - 1 :]):
+        if not left:
+            break
+        tail.append((role, text[-left:]))
+        left -= min(left, len(text))
+    return head + tail[::-1]
+
+
+def _turns(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Role and text of each message; of a content of several parts their texts, pictures say nothing."""
     for message in messages:
-        content = message.get("content")
+        content, role = message.get("content"), message.get("role")
+        name = role if isinstance(role, str) else ""
         if isinstance(content, str):
-            yield content
+            yield name, content
         elif isinstance(content, list):
-            for part in content:
-                text = part.get("text") if isinstance(part, dict) else None
-                if isinstance(text, str):
-                    yield text
+            texts = (part.get("text") for part in content if isinstance(part, dict))
+            yield name, "\n".join(text for text in texts if isinstance(text, str))

@@ -76,7 +76,7 @@ class Plain:
                 quantiles=ABSURD.get(self.kind, PLAIN),
                 source="model",
                 runaway=2.0 if self.kind == "certain" else 0.01,
-                features=f"{question.characters} {len(self.seen)} {os.getpid()}".encode(),
+                features=f"{len(question.prompt)} {len(self.seen)} {os.getpid()}".encode(),
                 feature_version=1,
                 model=self.models.get(question.pool),
             )
