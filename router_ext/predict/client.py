@@ -48,7 +48,9 @@ MAX_OUTSTANDING = 256
 MAX_UNSENT_BYTES = 4 << 20
 """News of ended answers are dropped from here on: the worker does not read."""
 
-HANG_S = 2.0
+HANG_S = 5.0
+"""A question unanswered for so long: the worker hangs. While it imports torch it may be silent for some tenths of a
+second, on a slow disk for longer."""
 START_LIMIT_S = 60.0
 END_LIMIT_S = 5.0
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 30.0
@@ -233,7 +235,9 @@ class PredictionClient:
     # --- from the worker --------------------------------------------------------------------------------------------
 
     def received(self, payload: bytes) -> None:
-        """One frame has come."""
+        """One frame has come; what follows nonsense is not listened to."""
+        if self._over is None or self._over.done():
+            return
         try:
             message = self._decoder.decode(payload)
         except msgspec.MsgspecError as error:

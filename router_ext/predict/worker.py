@@ -34,7 +34,7 @@ from router_ext.predict.state import SAVE_INTERVAL_S, StateFile
 MAX_BATCH = 64
 """Questions of one pass: an answer waits for the whole of it, and more than this gains nothing."""
 
-HANG_LIMIT_S = 10
+HANG_LIMIT_S = 20
 """An iteration that takes longer ends the process; the router, if it lives, ended it before."""
 
 WARM_UP_S = 5.0
@@ -211,6 +211,7 @@ def serve(descriptor: int, directory: Path, service: Service, *, warm_up_s: floa
     log = logs.get_logger(__name__)
     # The terminal's Ctrl-C goes to every process of the group; the router says when it is over by closing the socket.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     sys.setswitchinterval(_SWITCH_S)
     state = StateFile(directory / "predictor.state")
     saved = state.read()
@@ -224,6 +225,8 @@ def serve(descriptor: int, directory: Path, service: Service, *, warm_up_s: floa
             Worker(sock, service, state, warm_up_s=warm_up_s).run()
         except OSError as error:
             log.warning("predictor.socket_broke", reason=error.strerror)
+        except SystemExit:
+            log.info("predictor.worker_told_to_end")
         signal.alarm(HANG_LIMIT_S)
         state.write(service.dump())
 

@@ -202,6 +202,17 @@ async def test_what_was_learned_outlives_the_worker_and_damage_does_not_stop_it(
             assert learned(await asked(client)) == 0
 
 
+async def test_a_worker_that_is_told_to_end_keeps_what_it_learned(tmp_path: Path) -> None:
+    async with running("plain", tmp_path) as (client, heard):
+        client.ended(Ended(1, 100, True))
+        assert learned(await asked(client)) == 1
+        os.kill(client.pid or 0, signal.SIGINT)  # the terminal's, which is meant for the router
+        assert learned(await asked(client)) == 1
+        os.kill(client.pid or 0, signal.SIGTERM)
+        await until(lambda: heard.ends == 1 and client.is_up)
+    assert (tmp_path / "predictor.state").read_bytes().endswith(b".")
+
+
 async def test_a_state_of_another_kind_is_refused(tmp_path: Path) -> None:
     rest = b"letters"
     (tmp_path / "predictor.state").write_bytes(b"FLPRED01" + sha256(rest).digest() + rest)
