@@ -188,3 +188,33 @@ class Promotion(models.Model):
                 name="promotion_of_something",
             ),
         ]
+
+
+class Drift(models.TextChoices):
+    """How the answers of a pool are told by its trained model, compared with when it was promoted."""
+
+    NO_MODEL = "no_model"
+    TOO_FEW = "too_few"
+    OK = "ok"
+    WATCHING = "watching"
+    DRIFTING = "drifting"
+
+
+class DriftState(models.Model):
+    """The newest look of the drift monitor at one pool; ``since``: when it came into this state.
+
+    ``ratio``: rolling loss over the loss at promotion (``reference``). ``miscalibration``: largest distance of an
+    observed share from its nominal level. ``n`` answers were looked at.
+    """
+
+    pool = models.CharField(primary_key=True, max_length=40)
+    state = models.CharField(max_length=16, choices=Drift.choices)
+    since = models.DateTimeField()
+    looked_at = models.DateTimeField()
+    length_model = models.CharField(max_length=64, blank=True, default="")
+    n = models.PositiveIntegerField(default=0)
+    loss = models.FloatField(null=True)
+    reference = models.FloatField(null=True)
+    ratio = models.FloatField(null=True)
+    miscalibration = models.FloatField(null=True)
+    reason = models.TextField()

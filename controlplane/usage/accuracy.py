@@ -157,6 +157,14 @@ def _kept_from() -> datetime:
     return datetime.combine(oldest_day(PREDICTIONS), time(), UTC)
 
 
+def transform(quantiles: Sequence[float], actual: int) -> list[float]:
+    """The share of one answer in each bin of the transform; they sum to 1."""
+    lowest = sum(q < actual for q in quantiles)
+    highest = sum(q <= actual for q in quantiles)
+    whole = sum(WIDTHS[lowest : highest + 1])
+    return [width / whole if lowest <= i <= highest else 0.0 for i, width in enumerate(WIDTHS)]
+
+
 @dataclass(slots=True)
 class Figures:
     """Sums over judged answers, and what follows from them. Add with ``+=``."""

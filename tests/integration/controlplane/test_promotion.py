@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-from typing import Any
-
 import msgspec
 import pytest
 
@@ -13,24 +10,12 @@ from controlplane.common.actor import Actor
 from controlplane.common.errors import Conflict, Invalid
 from controlplane.fleet.models import Pool
 from controlplane.rollout.queries import current_body, current_number
-from controlplane.training.models import Artifact, Evaluation, Job, JobState, Promotion
+from controlplane.training.models import Promotion
 from controlplane.training.promotion import current_promotion, demote, promote, roll_back
 from router_ext.wire.controlplane import ArtifactRecord, ConfigSnapshot
-from tests.support.control_plane import make_pool
+from tests.support.control_plane import make_evaluation, make_length_model, make_pool
 
 pytestmark = pytest.mark.django_db
-
-
-def make_model(word: str, **fields: Any) -> Artifact:
-    body = word.encode()
-    given = {"kind": "mixture", "digest": hashlib.sha256(body).hexdigest(), "body": body, "n_bytes": len(body)}
-    return Artifact.objects.create(**{**given, **fields})
-
-
-def judge(artifact: Artifact, pool: Pool, *, is_passed: bool = True, **fields: Any) -> Evaluation:
-    job = Job.objects.create(kind="mixture", state=JobState.SUCCEEDED, requested_by="test", artifact=artifact)
-    given = {"n_rows": 500, "contenders": {"candidate": {"pinball": 0.25}}, "reason": "said so", "is_passed": is_passed}
-    return Evaluation.objects.create(job=job, artifact=artifact, pool=pool.id, **{**given, **fields})
 
 
 def served(pool: Pool) -> ArtifactRecord | None:
@@ -40,8 +25,8 @@ def served(pool: Pool) -> ArtifactRecord | None:
 
 def test_a_promoted_model_is_in_the_next_revision_of_its_pool_alone(system: Actor) -> None:
     pool, other = make_pool(system), make_pool(system)
-    model = make_model("one")
-    judge(model, pool)
+    model = make_length_model("one")
+    make_evaluation(model, pool)
     number = current_number()
     promotion = promote(actor=system, pool_id=pool.id, artifact_id=model.id, reason="it is better")
     assert current_number() == number + 1
@@ -57,9 +42,9 @@ def test_a_promoted_model_is_in_the_next_revision_of_its_pool_alone(system: Acto
 
 def test_rolling_back_goes_back_step_by_step_to_none(system: Actor) -> None:
     pool = make_pool(system)
-    models = [make_model(word) for word in ("one", "two", "three")]
+    models = [make_length_model(word) for word in ("one", "two", "three")]
     for model in models:
-        judge(model, pool)
+        make_evaluation(model, pool)
         promote(actor=system, pool_id=pool.id, artifact_id=model.id, reason="better")
     for expected in (models[1], models[0], None):
         roll_back(actor=system, pool_id=pool.id, reason="worse than thought")
@@ -75,8 +60,8 @@ def test_rolling_back_goes_back_step_by_step_to_none(system: Actor) -> None:
 
 def test_what_was_demoted_comes_back_by_rolling_back(system: Actor) -> None:
     pool = make_pool(system)
-    model = make_model("one")
-    judge(model, pool)
+    model = make_length_model("one")
+    make_evaluation(model, pool)
     promote(actor=system, pool_id=pool.id, artifact_id=model.id, reason="better")
     demote(actor=system, pool_id=pool.id, reason="holidays")
     assert served(pool) is None
@@ -90,9 +75,9 @@ def test_what_was_demoted_comes_back_by_rolling_back(system: Actor) -> None:
 @pytest.mark.parametrize("is_judged", [True, False])
 def test_what_did_not_pass_needs_somebody_who_insists(system: Actor, is_judged: bool) -> None:
     pool = make_pool(system)
-    model = make_model("one")
+    model = make_length_model("one")
     if is_judged:
-        judge(model, pool, is_passed=False, reason="pinball 0.31 is worse than 0.30 of fallback")
+        make_evaluation(model, pool, is_passed=False, reason="pinball 0.31 is worse than 0.30 of fallback")
     with pytest.raises(Conflict, match=r"pinball 0\.31" if is_judged else "never evaluated"):
         promote(actor=system, pool_id=pool.id, artifact_id=model.id, reason="I like it")
     assert not Promotion.objects.exists()
@@ -103,9 +88,13 @@ def test_what_did_not_pass_needs_somebody_who_insists(system: Actor, is_judged: 
 
 def test_what_cannot_serve_is_refused(system: Actor) -> None:
     pool = make_pool(system)
-    model, baseline, trimmed = make_model("one"), make_model("two", kind="baseline"), make_model("three", body=None)
+    model, baseline, trimmed = (
+        make_length_model("one"),
+        make_length_model("two", kind="baseline"),
+        make_length_model("three", body=None),
+    )
     for each in (model, trimmed):
-        judge(each, pool)
+        make_evaluation(each, pool)
     with pytest.raises(Conflict, match="baseline"):
         promote(actor=system, pool_id=pool.id, artifact_id=baseline.id, reason="x")
     with pytest.raises(Conflict, match="deleted"):

@@ -25,28 +25,14 @@ from controlplane.usage.models import (
 from controlplane.usage.partitions import PREDICTIONS, SAMPLES, ensure_ahead, partition_name
 from router_ext.wire.controlplane import PredictionRecord, UsageAck
 from router_ext.wire.controlplane import UsageEvent as Event
-from tests.support.control_plane import usage_body, usage_event
+from tests.support.control_plane import predicted_event, usage_body, usage_event
 
 DAY = timedelta(days=1)
 DAY_ROW = {"from": utc_now() - DAY, "to": utc_now() + DAY, "tenant": 1, "pool": 1}
 
 
-def prediction(**fields: Any) -> PredictionRecord:
-    given = {
-        "quantiles": [10, 20, 50, 100, 200, 300, 400],
-        "source": "model",
-        "fallback": [5, 10, 20, 40, 80, 160, 320],
-        "runaway": 0.01,
-        "length_model": "d" * 64,
-        "features": b"\x01features",
-        "feature_version": 1,
-    }
-    return PredictionRecord(**{**given, **fields})
-
-
 def predicted(*, at: Any = None, **fields: Any) -> Event:
-    arrived = {} if at is None else {"arrived_at_us": to_us(at)}
-    return usage_event(**arrived, **{"prediction": prediction(), **fields})
+    return predicted_event(**({} if at is None else {"arrived_at_us": to_us(at)}), **fields)
 
 
 def book(*events: Event) -> UsageAck:
@@ -130,7 +116,7 @@ class TestIngestion:
     def test_what_cannot_be_kept_is_counted_and_its_event_booked(
         self, fields: dict[str, Any], reason: str, is_prediction_kept: bool
     ) -> None:
-        ack = book(predicted(), predicted(prediction=prediction(**fields)))
+        ack = book(predicted(), predicted(**fields))
         assert ack == UsageAck(accepted=2, known=0)
         assert UsagePrediction.objects.count() == 1 + is_prediction_kept
         assert PredictorSample.objects.count() == 1
