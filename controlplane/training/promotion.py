@@ -19,7 +19,8 @@ MAX_REASON = 1_000
 
 def current_promotion(pool_id: str) -> Promotion | None:
     """The newest change of a pool's trained model, None before the first."""
-    return Promotion.objects.filter(pool=pool_id).select_related("artifact", "restores").order_by("-id").first()
+    rows = Promotion.objects.filter(pool=pool_id).select_related("artifact", "restores")
+    return rows.order_by("-created_at", "-id").first()
 
 
 @use_case()
@@ -40,7 +41,7 @@ def promote(*, actor: Actor, pool_id: str, artifact_id: str, reason: str, despit
         raise Conflict(f"artifact {artifact.id} is of kind {artifact.kind!r}; a pool's length model is 'mixture'")
     if pool.length_model_artifact == artifact.id:
         raise Conflict(f"artifact {artifact.id} already serves pool {pool.name}")
-    evaluation = Evaluation.objects.filter(artifact=artifact, pool=pool.id).order_by("-id").first()
+    evaluation = Evaluation.objects.filter(artifact=artifact, pool=pool.id).order_by("-created_at", "-id").first()
     is_passed = evaluation is not None and evaluation.is_passed
     if not is_passed and not despite_gate:
         said = evaluation.reason if evaluation is not None else "it was never evaluated on rows of this pool"

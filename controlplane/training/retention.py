@@ -6,7 +6,8 @@ import structlog
 from django.db import transaction
 
 from controlplane.fleet.models import Pool
-from controlplane.training.models import Artifact, Promotion
+from controlplane.training.models import Artifact
+from controlplane.training.promotion import current_promotion
 
 logger = structlog.get_logger(__name__)
 
@@ -20,7 +21,7 @@ def in_use() -> set[str]:
     used: set[str] = set()
     for pool in Pool.objects.order_by("id"):
         used |= {pool.predictor_artifact, pool.length_model_artifact}
-        newest = Promotion.objects.filter(pool=pool.id).select_related("restores").order_by("-id").first()
+        newest = current_promotion(pool.id)
         if newest is not None and newest.restores is not None and newest.restores.artifact_id is not None:
             used.add(newest.restores.artifact_id)
     return used - {""}
@@ -35,7 +36,7 @@ def trim_artifacts() -> int:
         n_seen: dict[str, int] = {}
         n_bytes = sum(Artifact.objects.filter(pk__in=used, body__isnull=False).values_list("n_bytes", flat=True))
         trimmed: list[str] = []
-        held = Artifact.objects.filter(body__isnull=False).exclude(pk__in=used).order_by("-id")
+        held = Artifact.objects.filter(body__isnull=False).exclude(pk__in=used).order_by("-created_at", "-id")
         for artifact_id, kind, size in held.values_list("id", "kind", "n_bytes"):
             n_seen[kind] = n_seen.get(kind, 0) + 1
             if n_seen[kind] > KEPT_PER_KIND or n_bytes + size > MAX_TOTAL_BYTES:
