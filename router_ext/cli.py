@@ -15,22 +15,28 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from router_ext import __version__
+from router_ext import __version__, compiled
 from router_ext.errors import FairlaneError
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Where a command lives. ``extra``: the optional dependency set it needs."""
+    """Where a command lives.
+
+    Attributes:
+        extra: the optional dependency set it needs.
+        runs_core: it schedules in its own process, so it runs the compiled core where there is one.
+    """
 
     module: str
     help: str
     extra: str | None = None
+    runs_core: bool = False
 
 
 COMMANDS: Mapping[str, Command | Mapping[str, Command]] = {
     "up": Command("router_ext.ops.up", "start everything on this machine, until Ctrl-C", "embedded,controlplane"),
-    "router": Command("router_ext.gateway.command", "the scheduling router"),
+    "router": Command("router_ext.gateway.command", "the scheduling router", runs_core=True),
     "devserver": Command(
         "router_ext.devserver.command", "a model server on the CPU that speaks TGI's API", "devserver"
     ),
@@ -38,11 +44,13 @@ COMMANDS: Mapping[str, Command | Mapping[str, Command]] = {
         "incident": Command("router_ext.ops.incident", "two tenants, one flood, one policy after another", "client"),
     },
     "bench": {
-        "scheduler": Command("router_ext.ops.bench_scheduler", "time of one scheduling decision"),
+        "scheduler": Command("router_ext.ops.bench_scheduler", "time of one scheduling decision", runs_core=True),
         "gateway": Command("router_ext.ops.bench_gateway", "what the router adds to a request and to a stream"),
-        "predictor": Command("router_ext.ops.bench_predictor", "what a prediction of an output length costs"),
     },
-    "simulate": Command("router_ext.sim.command", "policies on a suite of workloads, in virtual time"),
+    "simulate": Command("router_ext.sim.command", "policies on a suite of workloads, in virtual time", runs_core=True),
+    "compile": Command(
+        "router_ext.ops.compile", "the scheduler's core to machine code, for faster decisions", "compile"
+    ),
     "ask": Command("router_ext.ops.ask", "ask the model with a tenant's key and stream the answer", "client"),
     "reset-password": Command(
         "router_ext.ops.reset_password", "give an operator of `fairlane up` a new one-time password", "controlplane"
@@ -102,7 +110,12 @@ def _take(words: list[str], known: Mapping[str, object], what: str) -> tuple[str
 
 def _run(name: str, command: Command, words: list[str]) -> int:
     try:
+        if command.runs_core:
+            compiled.activate(os.environ)
         module = importlib.import_module(command.module)
+    except FairlaneError as error:
+        print(f"fairlane {name}: {error}", file=sys.stderr)
+        return 1
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("router_ext"):
             print(f"fairlane: `{name}` is not part of this installation ({error})", file=sys.stderr)

@@ -28,7 +28,7 @@ PAGES = (
     ("pools", "Pools"),
     ("requests", "Requests"),
     ("usage", "Usage"),
-    ("predictor", "Predictor"),
+    ("jobs", "Jobs"),
     ("audit", "Audit"),
     ("tokens", "Tokens"),
 )

@@ -4,7 +4,6 @@ from celery import shared_task
 
 from controlplane.usage.partitions import ensure_ahead
 from controlplane.usage.rollup import roll_up_finished
-from controlplane.usage.samples import forget_old
 
 
 @shared_task
@@ -15,8 +14,3 @@ def roll_up() -> None:
 @shared_task
 def make_partitions() -> None:
     ensure_ahead()
-
-
-@shared_task
-def forget_old_samples() -> None:
-    forget_old()

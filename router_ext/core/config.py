@@ -7,10 +7,12 @@ revision is built and where it is applied. A number, word or switch of a pool is
 
 from __future__ import annotations
 
+import ast
 import inspect
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from router_ext.core import knobs
@@ -65,7 +67,7 @@ def policy_pages() -> dict[str, PolicyPage]:
     pages = {}
     for name in policy_names():
         policy = POLICIES[name]
-        text = inspect.cleandoc(sys.modules[policy.__module__].__doc__ or policy.__doc__ or name)
+        text = inspect.cleandoc(_docstring(policy.__module__) or policy.__doc__ or name)
         head, _, rest = text.partition("\n\n")
         summary = " ".join(head.split()).removeprefix(f"``{name}``:").strip()
         summary = summary[:1].upper() + summary[1:]
@@ -73,6 +75,15 @@ def policy_pages() -> dict[str, PolicyPage]:
             name=name, summary=summary, text=rest.strip().replace("``", "`"), is_bounded=policy.is_bounded
         )
     return pages
+
+
+def _docstring(module: str) -> str | None:
+    """What a module of the core says of itself; compiled modules keep no docstring, so theirs is read in the source."""
+    kept = sys.modules[module].__doc__
+    if kept is not None:
+        return kept
+    source = Path(__file__).parent.joinpath(*module.split(".")[2:]).with_suffix(".py")
+    return ast.get_docstring(ast.parse(source.read_text(encoding="utf-8")), clean=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

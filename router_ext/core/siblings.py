@@ -14,7 +14,6 @@ one sibling, as most tenants with one key, keeps no index at all.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from copy import copy
 from typing import Generic, Protocol, TypeVar
 
 from router_ext.core.front_heap import FrontHeap
@@ -130,7 +129,7 @@ class Siblings(Generic[S]):
         rival: counter at which ``front`` has to be looked for anew; infinity while nobody else waits.
     """
 
-    __slots__ = ("_index", "_last_left", "_lead", "_next_since", "_only", "front", "rival")
+    __slots__ = ("_forgotten_at", "_index", "_last_left", "_lead", "_next_since", "_only", "front", "rival")
 
     def __init__(self) -> None:
         self.front: S | None = None
@@ -139,6 +138,8 @@ class Siblings(Generic[S]):
         self._only: S | None = None
         self._index: MinIndex[S] | None = None
         self._last_left: S | None = None
+        self._forgotten_at = float("-inf")
+        """Counter of the one that was last to leave, where that one is no sibling any more."""
         self._next_since = 1
 
     def floor(self) -> float:
@@ -146,7 +147,7 @@ class Siblings(Generic[S]):
         front = self.front
         if front is not None:
             return front.counter
-        return float("-inf") if self._last_left is None else self._last_left.counter
+        return self._forgotten_at if self._last_left is None else self._last_left.counter
 
     def base(self) -> float:
         """Who is not above this owes its siblings nothing."""
@@ -182,7 +183,8 @@ class Siblings(Generic[S]):
     def forget(self, sibling: S) -> None:
         """It does not wait, and is no sibling any more: its counter may mean something else from here on."""
         if self._last_left is sibling:
-            self._last_left = copy(sibling)
+            self._last_left = None
+            self._forgotten_at = sibling.counter
         if self._only is sibling:
             self._only = None
 
@@ -229,6 +231,8 @@ class Siblings(Generic[S]):
             sibling.counter = 0.0
         if self._last_left is not None:
             self._last_left.counter = 0.0
+        elif self._forgotten_at > float("-inf"):
+            self._forgotten_at = 0.0
         if self._index is not None:
             self._index.rebuild()
             self._look()

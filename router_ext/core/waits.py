@@ -74,7 +74,7 @@ class Waits:
         rate = self._full_rate() or self.throughput.rate
         if not rate:
             return 1.0
-        tokens: float = self._books.room.queued_tokens
+        tokens = float(self._books.room.queued_tokens)
         if tenant is not None:
             tokens = min(tokens, tenant.queued_tokens / self._counters.share(tenant))
         return tokens * (self.bias.ratio or 1.0) / rate

@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from router_ext import compiled
 from router_ext.gateway.app import send_response
 from router_ext.gateway.lifespan import Router
 from router_ext.gateway.streams import Response
@@ -16,8 +17,7 @@ from router_ext.wire.headers import JSON
 
 class AdminApp:
     """``GET /metrics`` with tenants, ``/readyz`` with reasons, ``/requests`` with those that live or have just ended,
-    ``/requests/{id}`` with why they waited, ``/predictor`` with the prediction worker and the models it serves,
-    ``/debug/pools`` with the schedulers' whole state."""
+    ``/requests/{id}`` with why they waited, ``/debug/pools`` with the schedulers' whole state."""
 
     def __init__(self, router: Router, token: str) -> None:
         self._router = router
@@ -48,8 +48,6 @@ class AdminApp:
                 wanted = path.removeprefix("/requests/")
                 found = [each for engine in router.engines.values() for each in engine.explain(wanted)]
                 return _json(200 if found else 404, {"id": wanted, "requests": found})
-            case "/predictor":
-                return _json(200, router.predictions.state())
             case "/debug/pools":
                 return _json(200, {e.name: e.scheduler.snapshot() for e in router.engines.values()})
             case _:
@@ -70,6 +68,7 @@ def _state(router: Router) -> dict[str, Any]:
     return {
         "is_ready": router.is_ready,
         "reason": None if router.is_ready else router.why_not_ready(),
+        "core": compiled.running(),
         "applied_revision": router.directory.revision if router.directory else 0,
         "backends": {
             engine.name: {

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import socket
 
 import uvloop
 
-from router_ext import __version__
+from router_ext import __version__, compiled
 from router_ext.gateway.admin import AdminApp
 from router_ext.gateway.app import App
 from router_ext.gateway.lifespan import Router
@@ -61,8 +62,9 @@ async def serve(settings: RouterSettings, listener: socket.socket, admin: socket
                 tasks.create_task(admin_server.serve(sockets=[admin]))
             with collector.tuned():
                 host, port = listener.getsockname()[:2]
-                router.listening()
-                log.info("router.listening", host=host, port=port, version=__version__)
+                log.info("router.listening", host=host, port=port, version=__version__, core=compiled.running())
+                if why := compiled.why_source(os.environ):
+                    log.info("core.interpreted", why=why)
                 await server.serve(sockets=[listener])
             finish()
     log.info("router.stopped")

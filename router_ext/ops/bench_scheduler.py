@@ -7,6 +7,9 @@ same tenant, so that queue length and number of backlogged tenants stay as asked
 between two events is not in the time; garbage collection caused by the scheduler is, with the settings of a router
 (``obs.collector``).
 
+With ``--core source compiled`` every combination is measured under both, each in a process of its own, one directly
+after the other; without it, in this process with the core it runs (``compiled``).
+
 ``decision_us`` is wall time, which on a busy machine contains the turns of other processes; ``decision_cpu_us`` is the
 CPU time of the same calls.
 """
@@ -17,7 +20,9 @@ import argparse
 import gc
 import heapq
 import json
+import os
 import random
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -28,11 +33,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from router_ext import compiled
 from router_ext.core.actions import Dispatch
 from router_ext.core.config import PoolConfig, build_pool, policy_names
 from router_ext.core.events import Arrived, BackendChanged, Event, Finished, Progressed, RequestSpec, SliceEnded
 from router_ext.core.ids import KeyId, RequestId, TenantId, TierName
 from router_ext.core.scheduler import Scheduler
+from router_ext.errors import FairlaneError
 from router_ext.obs import collector
 
 _STEP_S = 0.03
@@ -50,6 +57,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--queued", action="extend", nargs="+", type=_positive, metavar="N", help="default: 10000")
     parser.add_argument("--decisions", type=_positive, default=10_000, metavar="N", help="decisions to time per run")
     parser.add_argument("--seed", type=int, default=1, help="of the random sizes")
+    parser.add_argument(
+        "--core",
+        action="extend",
+        nargs="+",
+        choices=("source", "compiled"),
+        help=f"form of the core, or both to compare them; default: {compiled.CORE_VARIABLE}, else what there is",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object, progress goes to stderr")
 
 
@@ -61,6 +75,10 @@ def run(args: argparse.Namespace) -> int:
         for queued in args.queued or [10_000]
         for policy in args.policy or policy_names()
     ]
+    if args.core:
+        return _show(args, [_in_process(args, core, *each) for each in combinations for core in args.core])
+    if why := compiled.why_source(os.environ):
+        print(f"the core runs interpreted: {why}", file=sys.stderr)
     progress = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -78,6 +96,26 @@ def run(args: argparse.Namespace) -> int:
                 load.step()
                 progress.update(task, completed=min(len(load.decisions_ns), args.decisions))
             results.append(load.result())
+    return _show(args, results)
+
+
+def _in_process(args: argparse.Namespace, core: str, policy: str, tenants: int, queued: int) -> dict[str, Any]:
+    """One combination in a process that runs this core; its progress goes where ours does."""
+    words = ["--policy", policy, "--tenants", tenants, "--queued", queued]
+    words += ["--decisions", args.decisions, "--seed", args.seed, "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "router_ext.cli", "bench", "scheduler", *map(str, words)],
+        env={**os.environ, compiled.CORE_VARIABLE: core},
+        stdout=subprocess.PIPE,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise FairlaneError(f"the {core} core could not be measured (exit status {done.returncode})")
+    [found] = json.loads(done.stdout)["results"]
+    return dict(found)
+
+
+def _show(args: argparse.Namespace, results: list[dict[str, Any]]) -> int:
     if args.json:
         json.dump({"results": results}, sys.stdout)
         sys.stdout.write("\n")
@@ -232,6 +270,7 @@ class Saturated:
         """One entry of ``results``; times in microseconds."""
         return {
             "policy": self.policy,
+            "core": compiled.running(),
             "tenants": self.tenants,
             "queued": self.queued,
             "decision_us": _percentiles(self.decisions_ns),
@@ -256,20 +295,23 @@ def _percentiles(values_ns: list[int]) -> dict[str, float]:
 
 def _print_table(results: list[dict[str, Any]]) -> None:
     table = Table(title="one scheduling decision, in microseconds")
-    for column in ("policy", "tenants", "queued", "running", "p50", "p99", "CPU p50", "CPU p99", "a token, p50"):
-        table.add_column(column, justify="left" if column == "policy" else "right", no_wrap=True)
+    words = ("policy", "core")
+    for column in (*words, "tenants", "queued", "p50", "p99", "CPU p50", "CPU p99", "a token, p50"):
+        table.add_column(column, justify="left" if column in words else "right", no_wrap=True)
     for result in results:
         table.add_row(
             result["policy"],
+            result["core"],
             f"{result['tenants']:,}",
             f"{result['queued']:,}",
-            f"{result['running']:,}",
             *(f"{result[key][p]:.1f}" for key in ("decision_us", "decision_cpu_us") for p in ("p50", "p99")),
             f"{result['token_us']['p50']:.1f}",
         )
-    console = Console()
+    # A file or a pipe is as wide as need be.
+    console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(table)
-    for result in results:
+    mixes = {(each["policy"], each["tenants"], each["queued"]): each for each in results}
+    for result in mixes.values():
         for title in ("events", "dispatches"):
             mix = ", ".join(f"{name} {count:,}" for name, count in result[title].items())
             console.print(f"{result['policy']}, {result['tenants']:,} tenants: {title}: {mix}")

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from router_ext import compiled
 from router_ext.errors import SettingsError
 from router_ext.ops.embedded import port_is_free, write_private
 
@@ -27,7 +28,17 @@ KV_TOKENS = 4_096
 PREFILL_TOKENS = 512
 BLOCK_SIZE = 16
 
-_PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "OMP_NUM_THREADS")
+_PASSED_ON = (
+    *compiled.VARIABLES,
+    "PATH",
+    "LANG",
+    "LC_ALL",
+    "TZ",
+    "TMPDIR",
+    "LD_LIBRARY_PATH",
+    "SSL_CERT_FILE",
+    "OMP_NUM_THREADS",
+)
 _DRAIN_S = 10
 
 
@@ -226,23 +237,8 @@ def console_command() -> list[str]:
 
 
 def worker_command() -> list[str]:
-    """What has to be done soon and takes little: rollups, schedules, alarms."""
-    return _celery_worker("default")
-
-
-def trainer_command() -> list[str]:
-    """Training, in a process that ends with its task: torch and its memory go with it."""
-    return _celery_worker("training", "--max-tasks-per-child", "1", "--hostname", "trainer@%h")
-
-
-def trainer_environment(django: Mapping[str, str]) -> dict[str, str]:
-    """A run may take minutes and is taken up again by its lease, so an orderly stop does not wait for it."""
-    return {**django, "REMAP_SIGTERM": "SIGQUIT"}
-
-
-def _celery_worker(queue: str, *options: str) -> list[str]:
-    shared = ("--queues", queue, "--concurrency", "1", "--loglevel", "INFO", "--without-mingle", "--without-gossip")
-    return [sys.executable, "-m", "celery", "--app", "controlplane.celery", "worker", *shared, *options]
+    options = ("--queues", "default,training", "--concurrency", "1", "--loglevel", "INFO", "--without-mingle")
+    return [sys.executable, "-m", "celery", "--app", "controlplane.celery", "worker", *options]
 
 
 def beat_command() -> list[str]:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
+from router_ext import compiled
 from router_ext.obs import collector
+from router_ext.sim import worker
 from router_ext.sim.engine import Run
 from router_ext.sim.prediction import Predictor
 from router_ext.sim.recording import Recording
@@ -31,6 +32,7 @@ class Task:
     seed: int
     alone: str | None = None
     predictor: Predictor = Predictor.NOISY
+    is_slice_oracle: bool = False
 
 
 def perform(task: Task) -> Recording:
@@ -38,7 +40,7 @@ def perform(task: Task) -> Recording:
     suite = task.choice.build()
     if task.alone is not None:
         suite = suite.alone(task.alone)
-    run = Run(suite, task.policy, task.seed, predictor=task.predictor)
+    run = Run(suite, task.policy, task.seed, predictor=task.predictor, is_slice_oracle=task.is_slice_oracle)
     with collector.tuned():
         return run.run()
 
@@ -53,7 +55,11 @@ class Workers:
         self._strangers = set(multiprocessing.active_children())
         # A fresh interpreter per worker: forking a process that draws progress in a thread may hang.
         context = multiprocessing.get_context("spawn")
-        self._pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_leave_interrupts) if jobs > 1 else None
+        self._pool = (
+            ProcessPoolExecutor(jobs, mp_context=context, initializer=worker.prepare, initargs=(compiled.running(),))
+            if jobs > 1
+            else None
+        )
 
     def __enter__(self) -> Workers:
         return self
@@ -72,11 +78,6 @@ class Workers:
         if self._pool is None or len(tasks) <= 1:
             return map(perform, tasks)
         return self._pool.map(perform, tasks)
-
-
-def _leave_interrupts() -> None:
-    """Ctrl-C reaches all processes of a terminal; the first one sees to the others."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def default_jobs() -> int:

@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from router_ext import compiled
 from router_ext.ops.embedded import free_port
 from router_ext.sync.spool import scan
 from router_ext.wire.controlplane import (
@@ -202,7 +203,7 @@ def router(
             process = subprocess.Popen(
                 [sys.executable, "-m", "router_ext.cli", "router", *arguments],
                 env={
-                    **{k: v for k, v in os.environ.items() if not k.startswith("FAIRLANE_")},
+                    **{k: v for k, v in os.environ.items() if k in compiled.VARIABLES or not k.startswith("FAIRLANE_")},
                     "FAIRLANE_ROUTER_PORT": str(port),
                     "FAIRLANE_ROUTER_DIR": str(folder),
                     "FAIRLANE_ROUTER_SNAPSHOT_FILE": str(snapshot_file),
