@@ -2,6 +2,7 @@
 
 A task is only a wake-up call: what has to be done, by whom and until when is said by rows (``training.Job`` with its
 lease, ``usage`` hours that were touched). A message lost or doubled by the broker therefore changes nothing but time.
+Training takes minutes and much memory: the queue ``training`` is for a worker of its own.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 
 from celery import Celery
+from celery.schedules import crontab
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
 
@@ -39,12 +41,23 @@ app.conf.update(
     beat_schedule={
         "usage-roll-up": {"task": "controlplane.usage.tasks.roll_up", "schedule": 60.0, "options": {"expires": 55}},
         "usage-make-partitions": {"task": "controlplane.usage.tasks.make_partitions", "schedule": 3_600.0},
+        "usage-forget-old-samples": {"task": "controlplane.usage.tasks.forget_old_samples", "schedule": 1_800.0},
         "training-wake-jobs": {
             "task": "controlplane.training.tasks.wake_jobs",
             "schedule": 15.0,
             "options": {"expires": 14},
         },
         "training-schedule-baseline": {"task": "controlplane.training.tasks.schedule_baseline", "schedule": 3_600.0},
+        "training-schedule-mixture": {
+            "task": "controlplane.training.tasks.schedule_mixture",
+            "schedule": crontab(hour=2, minute=17),
+        },
+        "training-watch-drift": {
+            "task": "controlplane.training.tasks.watch_drift",
+            "schedule": 300.0,
+            "options": {"expires": 290},
+        },
+        "training-trim-artifacts": {"task": "controlplane.training.tasks.trim_artifacts", "schedule": 3_600.0},
         "rollout-trim-revisions": {"task": "controlplane.rollout.tasks.trim_revisions", "schedule": 3_600.0},
         "accounts-forget-sessions": {"task": "controlplane.accounts.tasks.forget_sessions", "schedule": 3_600.0},
         "common-forget-idempotency": {"task": "controlplane.common.tasks.forget_idempotency", "schedule": 3_600.0},

@@ -19,6 +19,9 @@ class Environment(BaseSettings):
 
     ``FAIRLANE_HTTPS``: the site is reached over TLS, so cookies are marked secure and HSTS is sent.
     ``FAIRLANE_DB_POOL_SIZE``: connections per process; a waiting long poll holds none of them.
+    ``FAIRLANE_TRAINING_MIN_SAMPLES``: samples without which no length model is trained.
+    ``FAIRLANE_TRAINING_MEMORY_MB``: what the process that trains may allocate; above it the job fails.
+    ``FAIRLANE_TRAINING_LIMIT_S``: seconds after which a training run is ended.
     """
 
     model_config = SettingsConfigDict(env_prefix="FAIRLANE_", frozen=True, extra="ignore")
@@ -40,6 +43,9 @@ class Environment(BaseSettings):
     db_pool_size: int = Field(default=16, ge=1, le=1_000)
     console_threads: int = Field(default=64, ge=2, le=1_000)
     beat_schedule_file: Path = Path(".fairlane/celerybeat-schedule")
+    training_min_samples: int = Field(default=2_000, ge=500, le=1_000_000)
+    training_memory_mb: int = Field(default=4_096, ge=512, le=1_048_576)
+    training_limit_s: int = Field(default=1_800, ge=60, le=86_400)
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = "INFO"
 
     @model_validator(mode="before")

@@ -159,6 +159,8 @@ SPECTACULAR_SETTINGS = {
     "ENUM_NAME_OVERRIDES": {
         "TenantStateEnum": "controlplane.tenants.models.TenantState",
         "JobStateEnum": "controlplane.training.models.JobState",
+        "JobKindEnum": "controlplane.training.models.JobKind",
+        "DriftEnum": "controlplane.training.models.Drift",
     },
 }
 

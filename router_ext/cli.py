@@ -46,6 +46,7 @@ COMMANDS: Mapping[str, Command | Mapping[str, Command]] = {
     "bench": {
         "scheduler": Command("router_ext.ops.bench_scheduler", "time of one scheduling decision", runs_core=True),
         "gateway": Command("router_ext.ops.bench_gateway", "what the router adds to a request and to a stream"),
+        "predictor": Command("router_ext.ops.bench_predictor", "what a prediction of an output length costs"),
     },
     "simulate": Command("router_ext.sim.command", "policies on a suite of workloads, in virtual time", runs_core=True),
     "compile": Command(

@@ -84,6 +84,11 @@ class RouterSettings(BaseSettings):
     )
     health_failures: int = Field(default=3, ge=1, le=100, description="failed checks in a row that make a backend down")
     retry_limit: int = Field(default=2, ge=0, le=10, description="upstream failures one request may survive")
+    predictor: bool = Field(default=True, description="run the worker process that predicts output lengths")
+    prediction_limit_s: float = Field(
+        default=0.005, gt=0, le=0.1, description="a request waits no longer for its prediction, counted from its body"
+    )
+    collect_features: bool = Field(default=True, description="book hashed features of prompts, never text, to train on")
     log_level: str = Field(default="info", pattern=r"^(debug|info|warning|error)$")
 
     @field_validator("key_pepper")

@@ -14,7 +14,14 @@ from controlplane.keys.api import KeyViewSet
 from controlplane.rollout.api import RevisionViewSet
 from controlplane.tenants.api import GroupViewSet, TenantViewSet
 from controlplane.tiers.api import TierViewSet
-from controlplane.training.api import JobViewSet
+from controlplane.training.api import (
+    AccuracyView,
+    ArtifactViewSet,
+    DriftView,
+    JobViewSet,
+    PromotionViewSet,
+    SamplesView,
+)
 from controlplane.usage.api import QuarantineViewSet, RequestView, UsageReportView
 
 router = SimpleRouter(trailing_slash=False)
@@ -28,6 +35,8 @@ router.register("routers", RouterViewSet, basename="router")
 router.register("revisions", RevisionViewSet, basename="revision")
 router.register("audit", AuditViewSet, basename="audit")
 router.register("training-jobs", JobViewSet, basename="training-job")
+router.register("artifacts", ArtifactViewSet, basename="artifact")
+router.register("promotions", PromotionViewSet, basename="promotion")
 router.register("tokens", TokenViewSet, basename="token")
 router.register("usage/quarantine", QuarantineViewSet, basename="quarantine")
 
@@ -36,6 +45,9 @@ urlpatterns = [
     path("docs", SpectacularSwaggerSplitView.as_view(url_name="openapi"), name="api-docs"),
     path("policies", PoliciesView.as_view(), name="policies"),
     path("requests/<path:request_id>", RequestView.as_view(), name="request"),
+    path("predictor/accuracy", AccuracyView.as_view(), name="predictor-accuracy"),
+    path("predictor/drift", DriftView.as_view(), name="predictor-drift"),
+    path("predictor/samples", SamplesView.as_view(), name="predictor-samples"),
     path("usage/report", UsageReportView.as_view(), name="usage-report"),
     path("", include(router.urls)),
     re_path(r"^.*$", not_found),

@@ -28,7 +28,7 @@ PAGES = (
     ("pools", "Pools"),
     ("requests", "Requests"),
     ("usage", "Usage"),
-    ("jobs", "Jobs"),
+    ("predictor", "Predictor"),
     ("audit", "Audit"),
     ("tokens", "Tokens"),
 )

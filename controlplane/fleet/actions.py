@@ -52,6 +52,9 @@ def pool_fields(pool: Pool) -> dict[str, Any]:
         "predictor_artifact": pool.predictor_artifact,
         "predictor_digest": pool.predictor_digest,
         "predictor_kind": pool.predictor_kind,
+        "length_model_artifact": pool.length_model_artifact,
+        "length_model_digest": pool.length_model_digest,
+        "length_model_kind": pool.length_model_kind,
     }
 
 
@@ -173,6 +176,29 @@ def set_pool_predictor(*, actor: Actor, pool_id: str, artifact: str, digest: str
         before=before,
         after=pool_fields(pool),
         publish=f"predictor of pool {pool.name} set",
+    )
+    return pool
+
+
+@use_case()
+def set_pool_length_model(
+    *, actor: Actor, pool_id: str, artifact: str, digest: str, kind: str, how: str, reason: str
+) -> Pool:
+    """Name the trained model of output lengths that routers load for this pool; three empty strings name none.
+
+    Args:
+        how: what was done, such as ``promoted``, for the audit log. reason: why, for it as well.
+    """
+    pool = lock_version(Pool.objects.all(), "pool", pool_id, None)
+    before = pool_fields(pool)
+    pool.length_model_artifact, pool.length_model_digest, pool.length_model_kind = artifact, digest, kind
+    save_change(
+        pool,
+        actor=actor,
+        action=f"pool.length_model_{how}",
+        before=before,
+        after={**pool_fields(pool), "reason": reason},
+        publish=f"length model of pool {pool.name} {how.replace('_', ' ')}",
     )
     return pool
 

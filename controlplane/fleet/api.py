@@ -108,31 +108,40 @@ class NewPoolSerializer(PoolChangesSerializer):
     name = serializers.CharField(max_length=200)
 
 
+_ARTIFACT_SCHEMA = {
+    "type": ["object", "null"],
+    "properties": {n: {"type": "string"} for n in ("artifact", "digest", "kind")},
+}
+
+
 class PoolSerializer(serializers.ModelSerializer[Pool]):
     aliases = serializers.SerializerMethodField()
     scheduling = SchedulingSerializer()
     predictor = serializers.SerializerMethodField()
+    length_model = serializers.SerializerMethodField()
 
     class Meta:
         model = Pool
         fields = [
-            "id", "name", "aliases", "policy", "scheduling", "tokenizer_path", "predictor",
+            "id", "name", "aliases", "policy", "scheduling", "tokenizer_path", "predictor", "length_model",
             "version", "created_at", "updated_at",
         ]  # fmt: skip
 
     def get_aliases(self, pool: Pool) -> list[str]:
         return queries.aliases(pool)
 
-    @extend_schema_field(
-        {
-            "type": ["object", "null"],
-            "properties": {n: {"type": "string"} for n in ("artifact", "digest", "kind")},
-        }
-    )
+    @extend_schema_field(_ARTIFACT_SCHEMA)
     def get_predictor(self, pool: Pool) -> dict[str, str] | None:
         if not pool.predictor_artifact:
             return None
         return {"artifact": pool.predictor_artifact, "digest": pool.predictor_digest, "kind": pool.predictor_kind}
+
+    @extend_schema_field(_ARTIFACT_SCHEMA)
+    def get_length_model(self, pool: Pool) -> dict[str, str] | None:
+        if not pool.length_model_artifact:
+            return None
+        names = ("artifact", "digest", "kind")
+        return {name: getattr(pool, f"length_model_{name}") for name in names}
 
 
 @extend_schema_view(

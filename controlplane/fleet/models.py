@@ -24,7 +24,8 @@ class Pool(Record):
     """The servers of one model; fairness is kept per pool.
 
     ``scheduling``: knobs (``core.config.KNOBS``) by name, where the operator has set them.
-    ``predictor_*``: the active predictor artifact, all empty for the built-in fallback.
+    ``predictor_*``: the artifact of empirical quantiles, all empty for the built-in fallback. ``length_model_*``: the
+    trained model promoted for this pool, all empty for none.
     """
 
     id = models.CharField(primary_key=True, max_length=40, default=_pool_id, editable=False)
@@ -35,6 +36,9 @@ class Pool(Record):
     predictor_artifact = models.CharField(max_length=40, blank=True, default="")
     predictor_digest = models.CharField(max_length=64, blank=True, default="")
     predictor_kind = models.CharField(max_length=40, blank=True, default="")
+    length_model_artifact = models.CharField(max_length=40, blank=True, default="")
+    length_model_digest = models.CharField(max_length=64, blank=True, default="")
+    length_model_kind = models.CharField(max_length=40, blank=True, default="")
 
     class Meta:
         constraints = [
@@ -42,6 +46,15 @@ class Pool(Record):
                 condition=models.Q(predictor_artifact="", predictor_digest="", predictor_kind="")
                 | (~models.Q(predictor_artifact="") & ~models.Q(predictor_digest="") & ~models.Q(predictor_kind="")),
                 name="pool_predictor_whole",
+            ),
+            models.CheckConstraint(
+                condition=models.Q(length_model_artifact="", length_model_digest="", length_model_kind="")
+                | (
+                    ~models.Q(length_model_artifact="")
+                    & ~models.Q(length_model_digest="")
+                    & ~models.Q(length_model_kind="")
+                ),
+                name="pool_length_model_whole",
             ),
             models.CheckConstraint(condition=~models.Q(name=""), name="pool_name_given"),
         ]

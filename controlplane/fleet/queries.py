@@ -101,12 +101,15 @@ def pool_records() -> list[PoolRecord]:
             scheduling={**p.scheduling, "policy": p.policy},
             backends=[_backend_record(b) for b in p.backends.all()],
             tokenizer_path=p.tokenizer_path or None,
-            predictor=ArtifactRecord(artifact=p.predictor_artifact, digest=p.predictor_digest, kind=p.predictor_kind)
-            if p.predictor_artifact
-            else None,
+            predictor=_artifact_record(p.predictor_artifact, p.predictor_digest, p.predictor_kind),
+            length_model=_artifact_record(p.length_model_artifact, p.length_model_digest, p.length_model_kind),
         )
         for p in rows.order_by("id")
     ]
+
+
+def _artifact_record(artifact: str, digest: str, kind: str) -> ArtifactRecord | None:
+    return ArtifactRecord(artifact=artifact, digest=digest, kind=kind) if artifact else None
 
 
 def _backend_record(b: Backend) -> BackendRecord:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import datetime
+import hashlib
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 import structlog
 from celery import current_app
+from django.conf import settings
 from django.db import transaction
 from django.db.models import Q
 from kombu.exceptions import OperationalError
@@ -17,26 +19,87 @@ from controlplane.common.actor import Actor, system_actor
 from controlplane.common.clock import utc_now
 from controlplane.common.errors import Conflict
 from controlplane.common.use_case import use_case
-from controlplane.common.validation import get_or_not_found
+from controlplane.common.validation import Checks, get_or_not_found
 from controlplane.fleet.actions import set_pool_predictor
 from controlplane.fleet.models import Pool
+from controlplane.fleet.queries import find_pool
+from controlplane.training.dataset import Filters, count_usable
+from controlplane.training.gate import Verdict
 from controlplane.training.lease import MAX_ATTEMPTS, LeaseLost
-from controlplane.training.models import Artifact, Dataset, Job, JobState
+from controlplane.training.models import Artifact, Dataset, Evaluation, Job, JobKind, JobState, JobTrigger
+from controlplane.training.promotion import promote
+from router_ext.predict.versions import FEATURE_VERSION
 
 logger = structlog.get_logger(__name__)
 
 ACTIVE = (JobState.QUEUED, JobState.RUNNING)
+SPAN = timedelta(days=28)
+"""Long enough for weekly habits, short enough to follow a tenant that changes its use; samples are kept as long."""
 
 
 @use_case()
-def start_job(*, actor: Actor, kind: str = "baseline") -> Job:
-    """Queue a training run; refused while one of its kind is queued or running."""
+def start_job(
+    *,
+    actor: Actor,
+    kind: str = JobKind.BASELINE,
+    pools: Sequence[str] = (),
+    from_at: datetime | None = None,
+    to_at: datetime | None = None,
+    trigger: str = JobTrigger.REQUEST,
+) -> Job:
+    """Queue a training run; refused while one of its kind is queued or running.
+
+    Args:
+        pools: those whose samples it learns from, by id, name or alias; none for all. Only a mixture can choose.
+        from_at, to_at: half-open span of arrival; the last ``SPAN`` where nothing is said. Only a mixture can choose.
+    """
+    now = utc_now()
+    checks = Checks()
+    if kind not in JobKind.values:
+        checks.add("kind", f"one of {', '.join(JobKind.values)}, not {kind!r}")
+    if kind == JobKind.BASELINE and (pools or from_at or to_at):
+        checks.add(
+            "kind", "a baseline is built from all pools and the last 28 days; pools, from and to are for a mixture"
+        )
+    found = {word: find_pool(word) for word in pools}
+    for word, pool in found.items():
+        if pool is None:
+            checks.add("pools", f"no pool {word!r}")
+    begin, end = from_at or (to_at or now) - SPAN, to_at or now
+    if end <= begin:
+        checks.add("to_at", f"must be after from_at ({begin.isoformat()}), not {end.isoformat()}")
+    if begin < now - SPAN - timedelta(days=1) or end > now + timedelta(days=1):
+        checks.add(
+            "from_at", f"samples are kept {SPAN.days} days: from {(now - SPAN).isoformat()}, not {begin.isoformat()}"
+        )
+    checks.done()
     if Job.objects.filter(kind=kind, state__in=ACTIVE).exists():
         raise Conflict(f"a {kind} job is already queued or running")
-    job = Job.objects.create(kind=kind, requested_by=actor.label)
-    record(actor=actor, action="job.queued", object_type="job", object_id=job.id, after={"kind": kind})
+    chosen = sorted({pool.id for pool in found.values() if pool is not None})
+    job = Job.objects.create(
+        kind=kind, trigger=trigger, pools=chosen, from_at=from_at, to_at=to_at, requested_by=actor.label
+    )
+    record(
+        actor=actor,
+        action="job.queued",
+        object_type="job",
+        object_id=job.id,
+        after={"kind": kind, "trigger": trigger, "pools": chosen, "from": from_at, "to": to_at},
+    )
     transaction.on_commit(lambda: wake(job.id))
     return job
+
+
+def is_trainable(*, now: datetime | None = None) -> bool:
+    """Whether there are enough samples of the present feature version for a mixture."""
+    instant = now or utc_now()
+    filters = Filters(from_at=instant - SPAN, to_at=instant, pools=(), feature_version=FEATURE_VERSION)
+    return count_usable(filters) >= min_samples()
+
+
+def min_samples() -> int:
+    """Samples without which no mixture is trained."""
+    return int(settings.ENVIRONMENT.training_min_samples)
 
 
 def wake(job_id: str) -> None:
@@ -68,48 +131,110 @@ def cancel_job(*, actor: Actor, job_id: str) -> Job:
 
 
 @use_case()
-def complete_job(
+def complete_baseline(
     *,
     actor: Actor,
     job_id: str,
     lease: str,
-    kind: str,
     body: bytes,
-    digest: str,
     metrics: Mapping[str, Any],
-    from_at: datetime,
-    to_at: datetime,
-    n_rows: int,
-    dataset_digest: str,
+    dataset: Dataset,
 ) -> Artifact:
-    """Store the artifact, make it every pool's predictor and close the job, all or nothing.
+    """Store the artifact, make it every pool's fallback and close the job, all or nothing.
 
     Raises:
         LeaseLost: the job belongs to somebody else by now; nothing is written.
     """
+    job = _held(job_id, lease)
+    artifact = _store(job, dataset, kind=JobKind.BASELINE, body=body, metrics=metrics)
+    for pool_id in Pool.objects.order_by("id").values_list("id", flat=True):
+        set_pool_predictor(
+            actor=actor, pool_id=pool_id, artifact=artifact.id, digest=artifact.digest, kind=artifact.kind
+        )
+    _succeed(actor, job, artifact, dataset)
+    return artifact
+
+
+@use_case()
+def complete_mixture(
+    *,
+    actor: Actor,
+    job_id: str,
+    lease: str,
+    body: bytes,
+    metrics: Mapping[str, Any],
+    dataset: Dataset,
+    verdicts: Mapping[str, Verdict],
+) -> Artifact:
+    """Store the artifact with the gate's verdicts, promote it where it passed, and close the job, all or nothing.
+
+    Args:
+        verdicts: by pool id. A pool that was deleted meanwhile is left out.
+
+    Raises:
+        LeaseLost: the job belongs to somebody else by now; nothing is written.
+    """
+    job = _held(job_id, lease)
+    artifact = _store(job, dataset, kind=JobKind.MIXTURE, body=body, metrics=metrics)
+    pools = {pool.id: pool for pool in Pool.objects.filter(pk__in=list(verdicts)).order_by("id")}
+    for pool_id, pool in pools.items():
+        verdict = verdicts[pool_id]
+        Evaluation.objects.create(
+            job=job,
+            artifact=artifact,
+            pool=pool_id,
+            n_rows=verdict.n_rows,
+            contenders={name: each.as_json() for name, each in verdict.scores.items()},
+            is_passed=verdict.is_passed,
+            reason=verdict.reason,
+        )
+        if not verdict.is_passed:
+            outcome = "not promoted"
+        elif pool.length_model_artifact == artifact.id:
+            outcome = "serves already"
+        else:
+            promote(actor=actor, pool_id=pool_id, artifact_id=artifact.id, reason=verdict.reason)
+            outcome = "promoted"
+        job.log += f"{utc_now():%H:%M:%S} pool {pool.name}: {outcome}: {verdict.reason}\n"
+    _succeed(actor, job, artifact, dataset)
+    return artifact
+
+
+def _held(job_id: str, lease: str) -> Job:
     job = Job.objects.select_for_update().filter(pk=job_id, state=JobState.RUNNING, lease=lease).first()
     if job is None:
         raise LeaseLost(job_id)
-    dataset = Dataset.objects.create(from_at=from_at, to_at=to_at, n_rows=n_rows, digest=dataset_digest)
+    return job
+
+
+def _store(job: Job, dataset: Dataset, *, kind: str, body: bytes, metrics: Mapping[str, Any]) -> Artifact:
+    """The artifact of these bytes, which may be there already; the dataset's row is saved with it."""
+    dataset.save()
+    digest = hashlib.sha256(body).hexdigest()
     artifact, is_new = Artifact.objects.get_or_create(
         digest=digest, defaults={"kind": kind, "body": body, "n_bytes": len(body), "metrics": dict(metrics)}
     )
-    for pool_id in Pool.objects.order_by("id").values_list("id", flat=True):
-        set_pool_predictor(actor=actor, pool_id=pool_id, artifact=artifact.id, digest=digest, kind=kind)
+    if artifact.body is None:
+        artifact.body = body
+        artifact.save(update_fields=["body"])
+    words = "new" if is_new else "same bytes as before"
+    job.log += f"{utc_now():%H:%M:%S} artifact {artifact.id}, {len(body):,} bytes ({words})\n"
+    return artifact
+
+
+def _succeed(actor: Actor, job: Job, artifact: Artifact, dataset: Dataset) -> None:
     now = utc_now()
     job.state, job.finished_at, job.heartbeat_at, job.progress = JobState.SUCCEEDED, now, now, 1.0
     job.lease, job.lease_until = "", None
     job.dataset, job.artifact = dataset, artifact
-    job.log += f"{now:%H:%M:%S} artifact {artifact.id} ({'new' if is_new else 'same bytes as before'})\n"
     job.save()
     record(
         actor=actor,
         action="job.succeeded",
         object_type="job",
         object_id=job.id,
-        after={"artifact": artifact.id, "digest": digest, "rows": n_rows},
+        after={"artifact": artifact.id, "digest": artifact.digest, "rows": dataset.n_rows},
     )
-    return artifact
 
 
 @use_case()

@@ -11,15 +11,14 @@ from django.db import connection
 
 from controlplane.common.actor import system_actor
 from controlplane.common.clock import to_us, utc_now
-from controlplane.training.actions import complete_job, fail_job
+from controlplane.training.actions import SPAN, complete_baseline, fail_job
 from controlplane.training.lease import LeaseLost, heartbeat, take_lease
+from controlplane.training.models import Dataset
 from controlplane.training.queries import body_of_dataset
-from router_ext.predict.baseline import KIND, Baseline, LengthSample, build_baseline, is_complete
+from router_ext.predict.baseline import Baseline, LengthSample, build_baseline, is_complete
 
 logger = structlog.get_logger(__name__)
 
-SPAN = timedelta(days=28)
-"""Long enough for weekly habits, short enough to follow a tenant that changes its use."""
 _FETCH = 5_000
 _BEAT_EVERY = timedelta(seconds=5)
 
@@ -81,18 +80,13 @@ def run(job_id: str, *, now: datetime | None = None) -> bool:
         body = body_of_dataset(rows.digest) or body
         entries = Baseline.from_bytes(body).n_entries
         heartbeat(job_id, lease, progress=0.95, line=f"built from {rows.n_rows} rows: {dict(entries)}")
-        complete_job(
+        complete_baseline(
             actor=actor,
             job_id=job_id,
             lease=lease,
-            kind=KIND,
             body=body,
-            digest=hashlib.sha256(body).hexdigest(),
             metrics={"rows": rows.n_rows, **entries},
-            from_at=from_at,
-            to_at=to_at,
-            n_rows=rows.n_rows,
-            dataset_digest=rows.digest,
+            dataset=Dataset(from_at=from_at, to_at=to_at, n_rows=rows.n_rows, digest=rows.digest),
         )
     except LeaseLost:
         logger.warning("job.lease_lost", job=job_id)

@@ -56,7 +56,7 @@ def heartbeat(job_id: str, lease: str, *, progress: float, line: str = "") -> No
     """Extend the lease and say how far the job is.
 
     Raises:
-        LeaseLost
+        LeaseLost: it was cancelled or taken over.
     """
     now = utc_now()
     text = f"{now:%H:%M:%S} {line}\n" if line else ""

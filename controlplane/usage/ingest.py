@@ -1,13 +1,14 @@
 """Books batches of usage events: at least once on the wire, exactly once in the table.
 
 COPY into a temporary table, then INSERT .. ON CONFLICT DO NOTHING in the order of the key. What cannot be booked is
-quarantined with its bytes, never dropped and never in the way of the rest of its batch.
+quarantined with its bytes, never dropped and never in the way of the rest of its batch. Predictions and features that
+come with an event go beside it (``usage.samples``).
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -19,6 +20,7 @@ from django.db import OperationalError, connection, transaction
 
 from controlplane.common.clock import from_us, utc_now
 from controlplane.keys.actions import note_used
+from controlplane.usage import samples
 from controlplane.usage.models import QuarantinedEvent
 from controlplane.usage.partitions import ensure_days
 from router_ext.wire.controlplane import MomentRecord, ReasonRecord, UsageAck, UsageEvent
@@ -86,14 +88,17 @@ def ingest(batch: RawBatch) -> UsageAck:
     now = utc_now()
     good: dict[tuple[int, str], tuple[UsageEvent, tuple[Any, ...]]] = {}
     refused: list[_Refused] = []
+    unreadable_predictions: set[tuple[int, str]] = set()
     n_twice = 0
     for raw in batch.events:
         body = bytes(raw)
         try:
-            event = _event_decoder.decode(body)
+            event, is_whole = _decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             refused.append(_Refused(body=body, reason=f"unreadable: {error}", event=None))
             continue
+        if not is_whole:
+            unreadable_predictions.add((event.arrived_at_us, event.event))
         reason = _fault(event, body, now)
         if reason is not None:
             refused.append(_Refused(body=body, reason=reason, event=event))
@@ -103,10 +108,11 @@ def ingest(batch: RawBatch) -> UsageAck:
             good[event.arrived_at_us, event.event] = (event, _row(event))
     ordered = [good[key] for key in sorted(good)]
     ensure_days({row[0].date() for _, row in ordered})
+    samples.prepare_days([event for event, _ in ordered])
     for attempt in range(_DEADLOCK_RETRIES + 1):
         try:
             with transaction.atomic():
-                n_new = _book(ordered) if ordered else 0
+                n_new = _book(ordered, unreadable_predictions, router=batch.router) if ordered else 0
                 n_quarantined = _quarantine(refused, router=batch.router, now=now) if refused else 0
             break
         except OperationalError as error:
@@ -117,6 +123,21 @@ def ingest(batch: RawBatch) -> UsageAck:
         # The alarm: one line per batch with new ones; the console and REST show how many there are.
         logger.error("usage.quarantined", router=batch.router, events=n_quarantined, reason=refused[0].reason)
     return UsageAck(accepted=n_new, known=len(ordered) - n_new + n_twice, quarantined=len(refused))
+
+
+def _decode(body: bytes) -> tuple[UsageEvent, bool]:
+    """An event, and whether its prediction could be read too: the books do not wait for the training data.
+
+    Raises:
+        msgspec.MsgspecError, UnicodeDecodeError: it is no event.
+    """
+    try:
+        return _event_decoder.decode(body), True
+    except msgspec.ValidationError:
+        plain = msgspec.json.decode(body)
+        if not isinstance(plain, dict) or plain.pop("prediction", None) is None:
+            raise
+        return msgspec.convert(plain, UsageEvent), False
 
 
 def _fault(event: UsageEvent, body: bytes, now: datetime) -> str | None:
@@ -177,7 +198,9 @@ def _row(event: UsageEvent) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def _book(ordered: Sequence[tuple[UsageEvent, tuple[Any, ...]]]) -> int:
+def _book(
+    ordered: Sequence[tuple[UsageEvent, tuple[Any, ...]]], unreadable_predictions: Set[tuple[int, str]], *, router: str
+) -> int:
     """Insert rows in key order; returns how many were new. Marks the hours that changed."""
     with connection.cursor() as cursor:
         cursor.execute(
@@ -204,6 +227,8 @@ def _book(ordered: Sequence[tuple[UsageEvent, tuple[Any, ...]]]) -> int:
         booked = set(cursor.fetchall())
     events = [e for e, row in ordered if (row[0], row[1]) in booked]
     _explain(events)
+    unreadable = [e for e in events if (e.arrived_at_us, e.event) in unreadable_predictions]
+    samples.keep(events, unreadable=unreadable, router=router)
     last_used: dict[str, datetime] = {}
     for event in events:
         if event.key:

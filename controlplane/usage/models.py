@@ -1,7 +1,7 @@
 """The books: one row per request, hourly rollups, and what could not be booked.
 
-``usage_event`` is partitioned by day of arrival and written by COPY alone (``usage.ingest``), so its tables are made
-in a migration and Django only reads them.
+``usage_event``, ``usage_prediction`` and ``predictor_sample`` are partitioned by day of arrival and written by COPY
+alone (``usage.ingest``), so their tables are made in a migration and Django only reads them.
 """
 
 from __future__ import annotations
@@ -108,6 +108,42 @@ class UsageHour(models.Model):
         ]
 
 
+class AccuracyHour(models.Model):
+    """Figures of one UTC hour of arrival, one predictor and one length model (``usage.accuracy``).
+
+    ``tenant`` empty: the pool as a whole. Sums run over ``n`` answers; the others were cut (``n_cut``). ``pit``: a
+    histogram of 8 bins. ``ratio_buckets`` and ``ratio_counts``: a sparse one of ln(median / actual).
+    """
+
+    hour = models.DateTimeField()
+    pool = models.TextField()
+    tenant = models.TextField()
+    length_model = models.TextField()
+    predictor = models.TextField()
+    n = models.BigIntegerField()
+    n_cut = models.BigIntegerField()
+    n_model = models.BigIntegerField()
+    n_memory = models.BigIntegerField()
+    n_fallen_back = models.BigIntegerField()
+    tokens = models.BigIntegerField()
+    abs_error = models.FloatField()
+    pinball = models.FloatField()
+    covered_80 = models.BigIntegerField()
+    covered_90 = models.BigIntegerField()
+    pit = ArrayField(models.FloatField())
+    ratio_buckets = ArrayField(models.IntegerField())
+    ratio_counts = ArrayField(models.BigIntegerField())
+
+    class Meta:
+        db_table = "predictor_hour"
+        constraints = [
+            models.UniqueConstraint(
+                fields=["pool", "tenant", "hour", "length_model", "predictor"], name="predictor_hour_once"
+            )
+        ]
+        indexes = [models.Index(fields=["hour"], name="predictor_hour_by_hour")]
+
+
 class TouchedHour(models.Model):
     """A mark that events of ``hour`` were booked after its rollup. One row per batch and hour, never updated.
 
@@ -119,3 +155,66 @@ class TouchedHour(models.Model):
 
     class Meta:
         db_table = "usage_touched_hour"
+
+
+class UsagePrediction(models.Model):
+    """What was predicted of one booked request, and how long its answer became. Kept ``partitions.KEPT_DAYS``.
+
+    ``is_complete``: the answer came to its natural end; otherwise its length is only known to be larger. ``quantiles``
+    and ``fallback``: output tokens at ``predict.baseline.LEVELS``. ``length_model``: digest, empty for none.
+    """
+
+    pk = models.CompositePrimaryKey("arrived_at", "event")
+    arrived_at = models.DateTimeField()
+    event = models.TextField()
+    ended_at = models.DateTimeField()
+    pool = models.TextField()
+    tenant = models.TextField()
+    key = models.TextField()
+    output_tokens = models.BigIntegerField()
+    is_complete = models.BooleanField()
+    quantiles = ArrayField(models.IntegerField(), null=True)
+    fallback = ArrayField(models.IntegerField(), null=True)
+    source = models.TextField()
+    fallback_reason = models.TextField(null=True)
+    runaway = models.FloatField(null=True)
+    length_model = models.TextField()
+
+    class Meta:
+        managed = False
+        db_table = "usage_prediction"
+
+
+class PredictorSample(models.Model):
+    """Features of one booked request, for training; a bounded choice of them is kept (``usage.samples``)."""
+
+    pk = models.CompositePrimaryKey("arrived_at", "event")
+    arrived_at = models.DateTimeField()
+    event = models.TextField()
+    pool = models.TextField()
+    tenant = models.TextField()
+    feature_version = models.IntegerField()
+    features = models.BinaryField()
+    key = models.TextField()
+    model = models.TextField()
+    prompt_tokens = models.BigIntegerField()
+    max_new_tokens = models.BigIntegerField(null=True)
+    output_tokens = models.BigIntegerField()
+    is_complete = models.BooleanField()
+
+    class Meta:
+        managed = False
+        db_table = "predictor_sample"
+
+
+class DroppedSample(models.Model):
+    """How many predictions or features of one batch could not be kept, and why; their events were booked."""
+
+    at = models.DateTimeField(db_index=True)
+    router = models.TextField()
+    pool = models.TextField()
+    reason = models.TextField()
+    n = models.PositiveIntegerField()
+
+    class Meta:
+        db_table = "predictor_dropped"

@@ -8,6 +8,7 @@ import structlog
 from django.db import connection, transaction
 
 from controlplane.common.clock import utc_now
+from controlplane.usage.accuracy import roll_up_accuracy
 from controlplane.usage.histogram import BUCKET_SQL
 from controlplane.usage.models import TouchedHour, UsageHour
 
@@ -57,7 +58,7 @@ def roll_up_finished(*, now: datetime | None = None, limit: int = 1_000) -> int:
 
 
 def roll_up_hour(hour: datetime) -> None:
-    """Replace the rollup of one hour by what its events say.
+    """Replace the rollups of one hour, usage and accuracy, by what its events say.
 
     The marks that are visible go first, the events are read afterwards: a batch that commits in between leaves its
     own mark behind, so that the hour counts as touched until it is computed again.
@@ -71,3 +72,4 @@ def roll_up_hour(hour: datetime) -> None:
             f"output_tokens, recomputed_tokens, ttft_buckets, ttft_counts) {ROLLUP_SQL}",
             {"from": hour, "to": hour + timedelta(hours=1)},
         )
+        roll_up_accuracy(hour)

@@ -23,9 +23,11 @@ from router_ext.core.events import RequestSpec
 from router_ext.core.explain import Reason, WaitClock, waiting_reasons
 from router_ext.core.fairness.base import FairnessPolicy, Standing
 from router_ext.core.fleet import Fleet
+from router_ext.core.fractile import SliceLevel
 from router_ext.core.ids import RequestId
+from router_ext.core.kv import TGI_NEW_TOKENS_CAP
 from router_ext.core.lanes import Lane
-from router_ext.core.lengths import Lengths
+from router_ext.core.lengths import LEAST_SLICE, Lengths
 from router_ext.core.lifecycle import State, Trigger, advance
 from router_ext.core.queues import Tenant, TierQueue, WaitingRoom
 from router_ext.core.request import Request
@@ -74,6 +76,7 @@ class Books:
         num_running, num_output: requests running now; output tokens kept so far, over all requests.
         served: service charged so far, over all requests.
         bias: how far predictions of finished requests were off.
+        slice_level: which quantile of its predicted rest a slice is.
         waste: the system's account of what is computed again because of cuts.
     """
 
@@ -104,6 +107,7 @@ class Books:
         "requests",
         "room",
         "served",
+        "slice_level",
         "waste",
     )
 
@@ -133,6 +137,7 @@ class Books:
         self._agents = agents
         self._lengths = Lengths()
         self.bias = PredictionBias()
+        self.slice_level = SliceLevel()
         self._ended: OrderedDict[RequestId, Request] = OrderedDict()
         self._is_gamma = False
         self._orders_agents = False
@@ -166,7 +171,7 @@ class Books:
         """A record for a request that has arrived; it counts for nothing until it is queued."""
         request = Request(spec, tenant=tenant, queue=queue, seq=self._next_seq, arrival_s=now)
         self._next_seq += 1
-        if spec.predicted_output_tokens is None:
+        if spec.predicted_output_tokens is None and request.survival is None:
             guess = self._lengths.median(spec.key, spec.tenant)
             request.predicted_output_tokens = min(guess, spec.max_new_tokens)
         return request
@@ -175,7 +180,12 @@ class Books:
 
     def plan(self, request: Request) -> bool:
         """Set the next slice and whether it is stuck; whether any configured backend could ever hold it."""
-        if request.slice_count >= 0:
+        survival = request.survival
+        if survival is not None:
+            request.slice_level = self.slice_level.level
+            rest = survival.total(request.output_tokens, request.slice_level) - request.output_tokens
+            request.preferred_slice_tokens = min(max(LEAST_SLICE, rest), TGI_NEW_TOKENS_CAP)
+        elif request.slice_count >= 0:
             lengths = self._lengths
             request.slice_count = lengths.count
             request.preferred_slice_tokens = lengths.slice_tokens(
@@ -318,6 +328,9 @@ class Books:
         request.is_resumed = True
         if request.cut_tokens and trigger is not Trigger.PREEMPTED:
             self.waste.spared(request)
+        if request.survival is not None:
+            request.look_ahead()
+            request.is_short = request.is_sized and trigger is Trigger.SLICE_END
         can_fit = self.plan(request)
         self.enqueue(request, trigger, now)
         return can_fit
@@ -356,7 +369,10 @@ class Books:
         if not request.is_sliceable:
             self._fleet.assume_first_token(request, backend, now)
         reason = _REASONS[standing]
-        placed = (reason, num_options, request.cached_tokens, backend is request.last_backend)
+        if request.survival is not None:
+            self._size(request, backend, now)
+        level = request.slice_level if request.is_sized else 0.0
+        placed = (reason, num_options, request.cached_tokens, backend is request.last_backend, level)
         note(request, Step.DISPATCHED, now, backend.backend_id, new_tokens, placed)
         segment = request.segment
         request.segment = segment + 1
@@ -377,6 +393,26 @@ class Books:
             self.policy.started(request, now)
         limit = new_tokens if request.is_sliceable else request.remaining_tokens()
         return Dispatch(request.request_id, backend.backend_id, limit, segment, reason)
+
+    def _size(self, request: Request, backend: Backend, now: float) -> None:
+        """A slice of a request with a predicted distribution starts: whether and how it will teach the pool's level."""
+        request.is_sized = request.slice_tokens == request.preferred_slice_tokens
+        request.idle_s = self.clock.idle_s(now)
+        request.short_s = 0.0
+        if request.is_short:
+            request.is_short = False
+            rate = backend.prefill_rate()
+            if rate is not None:
+                request.short_s = (request.input_tokens - request.cached_tokens) / rate
+
+    def _learn_size(self, request: Request, backend: Backend, now: float) -> None:
+        """A slice that did so is over."""
+        if request.short_s:
+            self.slice_level.was_short(request.short_s, request.slice_output)
+        if request.is_sized and request.state is not State.PREEMPTING:
+            waited_s = (now - request.dispatched_s) - (self.clock.idle_s(now) - request.idle_s)
+            kv_tokens = backend.ledger.usable_blocks * backend.block_size
+            self.slice_level.was_long(request.slice_tokens - request.slice_output, waited_s, kv_tokens)
 
     def measure(self, request: Request, prompt_tokens: int) -> None:
         """The true length of what the present segment sends is known; what rests on the estimate is settled."""
@@ -402,6 +438,8 @@ class Books:
         request.output_tokens += tokens
         request.slice_output += tokens
         self.num_output += tokens
+        if request.output_tokens >= request.look_at:
+            request.look_ahead()
         paid = request.paid_out
         service = self.cost.output(request)
         if service:
@@ -454,6 +492,8 @@ class Books:
             token_time = self._agents.deliver(request)
             self._fleet.note_held(token_time, request.blocks * backend.block_size, now - request.dispatched_s)
         backend.stop(request)
+        if request.survival is not None:
+            self._learn_size(request, backend, now)
         request.backend = None
         request.last_backend = backend
         request.member.num_running -= 1
@@ -499,7 +539,8 @@ class Books:
             self.waste.spared(request)
         if state is State.FINISHED and request.output_tokens and request.num_sequences == 1:
             self._lengths.finished(request.key, request.member.tenant_id, request.output_tokens)
-            self.bias.finished(min(request.predicted_output_tokens, request.max_new_tokens), request.output_tokens)
+            predicted = request.predicted_output_tokens if request.survival is None else request.expected_tokens
+            self.bias.finished(min(predicted, request.max_new_tokens), request.output_tokens)
         request.lane.num_open -= 1
         if self._is_told_ended:
             self.policy.ended(request)

@@ -503,7 +503,7 @@ class WaitingRoom:
     def add(self, request: Request, *, at_front: bool = False) -> None:
         """Queue a request under its tenant and tier. ``at_front`` concerns the pool-wide order only."""
         tenant = request.member
-        tokens = request.predicted_rest()
+        tokens = request.mean_rest()
         request.weight_tokens = tokens
         request.queue.add(request)
         if not tenant.since:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from router_ext.core.kv import TGI_NEW_TOKENS_CAP
 from router_ext.core.lifecycle import State
+from router_ext.core.survival import Survival, next_look
 
 if TYPE_CHECKING:
     from router_ext.core.admission import Backend
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from router_ext.core.lanes import Lane
     from router_ext.core.queues import Tenant, TierQueue
     from router_ext.core.timeline import Entry
+
+_NEVER = 1 << 62
 
 
 class Request:
@@ -30,6 +33,12 @@ class Request:
         paid_in, paid_out: high-water marks of charged tokens (``core.cost``). is_charged: the prompt was charged.
             paid_cached: prompt tokens that were cached at the first charge.
         slice_count: ``core.lengths.Lengths.count`` at which the preferred slice was taken, -1 if it was given.
+        survival: the distribution of its length, if one was predicted. expected_tokens: its mean output, and
+            ``look_at`` the output at which to look at the rest again, 0 and never without one.
+        slice_level: the quantile of its rest that ``preferred_slice_tokens`` is (``core.fractile``), 0 if none is.
+        is_sized: the running slice was sized by it. short_s: the prefill spent again because the slice before the
+            running one was too short; is_short: the next dispatch will tell. idle_s: ``WaitClock.idle_s`` at the
+            dispatch.
         slice_busy, slice_idle: next slice while others wait, and while nobody does (``core.slicing``).
         slice_tokens, slice_output: the running slice's limit, and what it has produced.
         ticket: names this dispatch in the ledger; a closing slice keeps its own after the request moved on.
@@ -61,15 +70,20 @@ class Request:
         "deadline_s",
         "dispatched_s",
         "expected_rest",
+        "expected_tokens",
         "first_token_s",
+        "idle_s",
         "input_tokens",
         "is_charged",
         "is_resumed",
+        "is_short",
+        "is_sized",
         "is_sliceable",
         "is_stuck",
         "key",
         "lane",
         "last_backend",
+        "look_at",
         "mark",
         "max_new_tokens",
         "member",
@@ -96,14 +110,17 @@ class Request:
         "sampled_s",
         "segment",
         "seq",
+        "short_s",
         "slice_busy",
         "slice_count",
         "slice_idle",
+        "slice_level",
         "slice_output",
         "slice_tokens",
         "standing",
         "state",
         "steps",
+        "survival",
         "tenant",
         "ticket",
         "waited",
@@ -128,6 +145,14 @@ class Request:
         self.predicted_output_tokens = spec.predicted_output_tokens or 0
         self.preferred_slice_tokens = spec.slice_tokens or TGI_NEW_TOKENS_CAP
         self.slice_count = 0 if spec.slice_tokens is None else -1
+        self.survival: Survival | None = None
+        self.expected_tokens = 0
+        self.look_at = _NEVER
+        self.slice_level = 0.0
+        self.is_sized = False
+        self.is_short = False
+        self.short_s = 0.0
+        self.idle_s = 0.0
         self.is_sliceable = spec.is_sliceable
         self.num_sequences = spec.num_sequences
         self.prefix = spec.prefix
@@ -173,6 +198,21 @@ class Request:
         self.num_steps_omitted = 0
         self.waited: list[tuple[WaitMark, WaitMark]] = []
         self.blocked: list[int] | None = None
+        if spec.quantiles is not None:
+            self._foresee(Survival(spec.quantiles))
+
+    def _foresee(self, survival: Survival) -> None:
+        self.survival = survival
+        self.slice_count = -1
+        self.expected_tokens = round(survival.expected_rest(0, self.max_new_tokens))
+        self.look_ahead()
+
+    def look_ahead(self) -> None:
+        """Expect by what has been written so far: half of the answers that got here go on beyond the prediction."""
+        survival = self.survival
+        if survival is not None:
+            self.predicted_output_tokens = min(survival.total(self.output_tokens, 0.5), self.max_new_tokens)
+            self.look_at = next_look(self.output_tokens)
 
     @property
     def sent_prompt_tokens(self) -> int:
@@ -183,6 +223,15 @@ class Request:
         """Output tokens the client's cap still allows (at least 1: a request at its cap is finished)."""
         rest = self.max_new_tokens - self.output_tokens
         return rest if rest > 0 else 1
+
+    def mean_rest(self) -> int:
+        """Output still to come, at least 1; the mean where a distribution is known, for what is summed over many."""
+        survival = self.survival
+        if survival is None:
+            return self.predicted_rest()
+        if not self.output_tokens:
+            return self.expected_tokens
+        return round(survival.expected_rest(self.output_tokens, self.max_new_tokens))
 
     def predicted_rest(self) -> int:
         """Predicted output still to come, at least 1."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from router_ext.core.bounds import Terms, gpu_seconds
 from router_ext.core.config import PoolConfig
 from router_ext.core.explain import Gate
+from router_ext.core.fractile import SliceLevel
 from router_ext.core.ids import BackendId, RequestId, TenantId, TierName
 from router_ext.core.queues import Group, Tenant, WaitingRoom
 from router_ext.core.request import Request
@@ -79,6 +80,9 @@ class PoolStats:
     measured, and so are ``bound_gpu_s`` and ``largest_gap_gpu_s``, the same two numbers in seconds of one backend.
     ``held_by``: the gate that stopped the last decision, in lower case; ``none`` if nobody waits.
     ``parked``: of those queued, how many wait for a backend that could hold them.
+    ``slice_level``: which quantile of a predicted distribution a slice is, as learned (``core.fractile``), from
+    ``short_token_s`` and ``long_token_s``, seconds of one backend per token that a slice is too short or too long; None
+    before they were observed.
     ``preempted_total``: requests told to stop for others, by trigger. ``recomputed_tokens_total``: prompt and output
     that they sent again. ``waste_tokens``: what may be computed again at present (negative: overdrawn).
     """
@@ -101,6 +105,9 @@ class PoolStats:
     preempted_total: dict[str, int]
     recomputed_tokens_total: int
     waste_tokens: float
+    slice_level: float
+    short_token_s: float | None
+    long_token_s: float | None
     tenants: list[TenantStats]
     groups: list[GroupStats]
     backends: list[BackendStats]
@@ -122,6 +129,7 @@ def pool_stats(
     service_per_gpu_s: float | None,
     preempted: Mapping[str, int],
     waste: WasteBudget,
+    slices: SliceLevel,
 ) -> PoolStats:
     """Collect the numbers. Order: tenants and backends by id."""
     by_tier: dict[TierName, int] = dict.fromkeys(config.tiers, 0)
@@ -152,6 +160,9 @@ def pool_stats(
         preempted_total=dict(preempted),
         recomputed_tokens_total=waste.recomputed_tokens,
         waste_tokens=waste.level_tokens,
+        slice_level=slices.level,
+        short_token_s=slices.short_token_s,
+        long_token_s=slices.long_token_s,
         tenants=[
             TenantStats(
                 tenant=tenant.tenant_id,
@@ -216,6 +227,7 @@ def full_picture(
             "input_tokens": request.input_tokens,
             "output_tokens": request.output_tokens,
             "max_new_tokens": request.max_new_tokens,
+            "predicted_output_tokens": request.predicted_output_tokens,
             "slice_tokens": request.slice_tokens,
             "segment": request.segment,
             "num_preempted": request.num_preempted,

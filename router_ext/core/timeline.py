@@ -55,12 +55,14 @@ _WORDS = {
 
 
 class Placed(NamedTuple):
-    """Why a dispatch went where it went. ``turn``: with what right it was its turn."""
+    """Why a dispatch went where it went. ``turn``: with what right it was its turn. ``slice_level``: the share of such
+    answers that the slice is long enough for, 0 if its size has other reasons."""
 
     turn: str
     num_options: int
     cached_tokens: int
     is_home: bool
+    slice_level: float
 
     @property
     def text(self) -> str:
@@ -74,10 +76,12 @@ class Placed(NamedTuple):
         else:
             where = f"of {self.num_options} backends where it could start the one with the least prompts to process"
         held = f"; about {self.cached_tokens} tokens of its input were cached there" if self.cached_tokens else ""
-        return f"{self.turn}; {where}{held}"
+        level = self.slice_level
+        size = f"; the slice is long enough for {level:.1%} of such answers" if level else ""
+        return f"{self.turn}; {where}{held}{size}"
 
 
-Entry = tuple[float, Step, BackendId | None, int, tuple[str, int, int, bool] | None]
+Entry = tuple[float, Step, BackendId | None, int, tuple[str, int, int, bool, float] | None]
 """(instant, step, backend, tokens, fields of ``Placed``). Tokens: of the slice at a dispatch, else output so far."""
 
 
@@ -103,7 +107,7 @@ def note(
     now: float,
     backend: BackendId | None = None,
     tokens: int = 0,
-    placed: tuple[str, int, int, bool] | None = None,
+    placed: tuple[str, int, int, bool, float] | None = None,
 ) -> None:
     """Write a step down."""
     steps = request.steps

@@ -17,7 +17,8 @@ from router_ext.wire.headers import JSON
 
 class AdminApp:
     """``GET /metrics`` with tenants, ``/readyz`` with reasons, ``/requests`` with those that live or have just ended,
-    ``/requests/{id}`` with why they waited, ``/debug/pools`` with the schedulers' whole state."""
+    ``/requests/{id}`` with why they waited, ``/predictor`` with the prediction worker and the models it serves,
+    ``/debug/pools`` with the schedulers' whole state."""
 
     def __init__(self, router: Router, token: str) -> None:
         self._router = router
@@ -48,6 +49,8 @@ class AdminApp:
                 wanted = path.removeprefix("/requests/")
                 found = [each for engine in router.engines.values() for each in engine.explain(wanted)]
                 return _json(200 if found else 404, {"id": wanted, "requests": found})
+            case "/predictor":
+                return _json(200, router.predictions.state())
             case "/debug/pools":
                 return _json(200, {e.name: e.scheduler.snapshot() for e in router.engines.values()})
             case _:

@@ -26,6 +26,7 @@ from router_ext.gateway.continuation import Continuation
 from router_ext.gateway.dialects import decode_body, decode_tokenize, dialect_of, error_response, read_body
 from router_ext.gateway.engine import PoolEngine
 from router_ext.gateway.exchange import EXTENSION, Exchange
+from router_ext.gateway.foresight import Foreseen, Foresight
 from router_ext.gateway.generation import Dialect, GenerationRequest, ModelLimits
 from router_ext.gateway.lifespan import Router, draining
 from router_ext.gateway.measure import LARGE_BYTES, Measured, measure
@@ -35,7 +36,6 @@ from router_ext.gateway.slices import TextGeneration
 from router_ext.gateway.streams import Client, Response
 from router_ext.obs.logs import get_logger
 from router_ext.obs.metrics import CONTENT_TYPE
-from router_ext.predict.baseline import Quantiles
 from router_ext.sync.inflight import InflightSlot, RequestStart
 from router_ext.sync.ledger import new_event_id, now_us
 from router_ext.wire.headers import JSON
@@ -176,12 +176,14 @@ class App:
         with _watched(request.exchange):
             limits = await engine.model.known_limits(identity.tenant)
             generation = decode_body(body, limits)
+            foresight = router.predictions.ask(engine, identity, generation)
             measured = await measure(engine, identity.tenant, generation, body, limits)
+            await foresight.settled()
         if request.exchange.is_gone:
             return None
         if router.engines.get(engine.record.pool) is not engine:
             raise NoBackend("This model is not served any more.", code="model_removed")
-        return self._begin(request, engine, identity, tier, agent, generation, measured, limits)
+        return self._begin(request, engine, identity, tier, agent, generation, measured, limits, foresight)
 
     def _begin(
         self,
@@ -193,11 +195,10 @@ class App:
         generation: GenerationRequest,
         measured: Measured,
         limits: ModelLimits,
+        foresight: Foresight,
     ) -> Client:
         """Open the books and hand the request to the engine. Everything from here on is callbacks."""
         router = self._router
-        predicted = engine.predictor.predict(identity.key, identity.tenant, engine.record.pool)
-        is_guess = predicted.source == "default"
         event = new_event_id(request.arrived_us)
         caps = [prompt.lengths.max_new_tokens for prompt in measured.prompts]
         slot = router.ledger.begin(
@@ -213,12 +214,13 @@ class App:
                 dialect=generation.dialect,
                 arrived_at_us=request.arrived_us,
                 max_new_tokens=max(caps),
-                predicted_tokens=None if is_guess else predicted.median,
+                predicted_tokens=foresight.answers[0].median,
                 predictor=engine.predictor_digest,
+                prediction=foresight.record(has_features=False),
             )
         )
         try:
-            return self._submit(request, engine, identity, tier, agent, generation, measured, limits, slot, predicted)
+            return self._submit(request, engine, identity, tier, agent, generation, measured, limits, slot, foresight)
         except BaseException:
             # Nothing of it was queued: it is not in the books.
             if slot.is_open:
@@ -236,10 +238,9 @@ class App:
         measured: Measured,
         limits: ModelLimits,
         slot: InflightSlot,
-        predicted: Quantiles,
+        foresight: Foresight,
     ) -> Client:
         event = slot.start.event
-        is_unknown = predicted.source == "default"
         client = Client(request.exchange, stall_limit_s=self._router.settings.stall_limit_s)
         call = Call(
             engine,
@@ -253,9 +254,10 @@ class App:
             prompt_tokens=sum(prompt.lengths.prompt_tokens for prompt in measured.prompts),
             predicted_tokens=slot.start.predicted_tokens,
             characters=measured.characters,
+            foresight=foresight,
         )
         generations: list[TextGeneration | WholeGeneration] = []
-        for index, prompt in enumerate(measured.prompts):
+        for index, (prompt, foreseen) in enumerate(zip(measured.prompts, foresight.answers, strict=True)):
             max_new_tokens = prompt.lengths.max_new_tokens
             flow = None
             if measured.passthrough is None:
@@ -280,8 +282,7 @@ class App:
                 tier=tier,
                 prompt_tokens=prompt.lengths.prompt_tokens,
                 max_new_tokens=max_new_tokens,
-                predicted_output_tokens=None if is_unknown else min(predicted.median, max_new_tokens),
-                slice_tokens=None if is_unknown else max(predicted.q95, LEAST_SLICE),
+                **_expected(foreseen, max_new_tokens),
                 is_sliceable=flow is not None and flow.is_sliceable and engine.model.is_resumable,
                 num_sequences=generation.num_sequences if flow is None else 1,
                 prefix=prompt.prefix,
@@ -399,6 +400,19 @@ def _request_id(given: str | None) -> str:
     if given and len(given) <= MAX_ID_CHARACTERS and given.isascii() and given.isprintable():
         return given
     return "req_" + secrets.token_hex(12)
+
+
+def _expected(foreseen: Foreseen, max_new_tokens: int) -> dict[str, Any]:
+    """What the scheduler is told: a distribution, two numbers of the empirical quantiles, or nothing."""
+    if foreseen.quantiles is not None:
+        return {"quantiles": foreseen.quantiles}
+    fallback = foreseen.fallback
+    if fallback.source == "default":
+        return {"predicted_output_tokens": None, "slice_tokens": None}
+    return {
+        "predicted_output_tokens": min(fallback.median, max_new_tokens),
+        "slice_tokens": max(fallback.q95, LEAST_SLICE),
+    }
 
 
 def _refusal(error: FairlaneError, dialect: Dialect, request: Request) -> Response:

@@ -9,6 +9,7 @@ from router_ext.core.scheduler import Scheduler
 from router_ext.errors import FairlaneError
 from router_ext.gateway.call import MAX_EXPLANATION, Call
 from router_ext.gateway.explained import Explanations
+from router_ext.gateway.foresight import Predictions
 from router_ext.obs.metrics import Metrics, TierMetrics
 from router_ext.sync.ledger import Ledger, now_us
 from router_ext.wire.controlplane import MomentRecord, ReasonRecord
@@ -25,12 +26,15 @@ class Books:
         name: the pool's public name, a label. tenant_tokens: prompt and output tokens since start, by tenant.
     """
 
-    def __init__(self, *, name: str, ledger: Ledger, metrics: Metrics, scheduler: Scheduler) -> None:
+    def __init__(
+        self, *, name: str, ledger: Ledger, metrics: Metrics, scheduler: Scheduler, predictions: Predictions
+    ) -> None:
         self.name = name
         self.tenant_tokens: dict[str, list[int]] = {}
         self._loop = asyncio.get_running_loop()
         self._ledger = ledger
         self._metrics = metrics
+        self._predictions = predictions
         self.explanations = Explanations(scheduler)
         self._observers: dict[str, TierMetrics] = {}
 
@@ -65,7 +69,9 @@ class Books:
             explanation=[*(r.text for r in reasons), *call.explanation][:MAX_EXPLANATION] if reasons else [],
             reasons=reasons,
             timeline=timeline,
+            prediction=call.foresight.record(),
         )
+        self._predictions.ended(call, outcome, model=self.name)
         sums = self.tenant_tokens.setdefault(call.identity.tenant, [0, 0])
         sums[0] += call.prompt_tokens if call.first_token_s is not None else 0
         sums[1] += call.output_tokens

@@ -39,6 +39,7 @@ from router_ext.wire.headers import Timings
 
 if TYPE_CHECKING:
     from router_ext.gateway.engine import PoolEngine
+    from router_ext.gateway.foresight import Foresight
 
 MAX_EXPLANATION = 16
 """Reasons kept per request; the first ones tell why it waited."""
@@ -70,6 +71,7 @@ class Call:
         arrived_s: instant on the loop's clock. validated_s: when it was measured and ready to be queued.
         dispatched_s, upstream_s (first answer of a backend), first_token_s, last_token_s: likewise, None before.
         characters: of all prompts, a chat's after templating.
+        foresight: what was predicted of it.
         output_tokens: tokens handed to the client's connection. prompt_tokens: of all prompts.
     """
 
@@ -88,6 +90,7 @@ class Call:
         "explanation",
         "finish_reason",
         "first_token_s",
+        "foresight",
         "identity",
         "last_token_s",
         "output_tokens",
@@ -119,6 +122,7 @@ class Call:
         prompt_tokens: int,
         predicted_tokens: int | None,
         characters: int,
+        foresight: Foresight,
     ) -> None:
         self._engine = engine
         self._words = slot.words
@@ -141,6 +145,7 @@ class Call:
         self.prompt_tokens = prompt_tokens
         self.predicted_tokens = predicted_tokens
         self.characters = characters
+        self.foresight = foresight
         self.recomputed_tokens = 0
         self.resumed_prompt_tokens = 0
         self.segments = 0

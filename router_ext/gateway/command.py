@@ -62,6 +62,7 @@ async def serve(settings: RouterSettings, listener: socket.socket, admin: socket
                 tasks.create_task(admin_server.serve(sockets=[admin]))
             with collector.tuned():
                 host, port = listener.getsockname()[:2]
+                router.listening()
                 log.info("router.listening", host=host, port=port, version=__version__, core=compiled.running())
                 if why := compiled.why_source(os.environ):
                     log.info("core.interpreted", why=why)

@@ -42,6 +42,7 @@ from router_ext.errors import FairlaneError, LimitExceeded, NoBackend, QueueRefu
 from router_ext.gateway.books import Books
 from router_ext.gateway.call import Call
 from router_ext.gateway.configure import pool_config
+from router_ext.gateway.foresight import PoolForesight, Predictions
 from router_ext.gateway.knowledge import ModelKnowledge, probe_model
 from router_ext.gateway.model import Member, PoolModel
 from router_ext.gateway.slices import TextGeneration
@@ -81,6 +82,7 @@ class PoolEngine:
 
     Attributes:
         name: the pool's public name. record: its configuration.
+        predictor: empirical quantiles, the fallback. foresight: the trained model, as the worker process has it.
         model: limits, tokenizer, short questions. books: where ended calls are written. calls: those that have not.
     """
 
@@ -95,6 +97,7 @@ class PoolEngine:
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         executor: Executor,
         make_client: Callable[[BackendRecord], Backend],
+        predictions: Predictions,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.record = record
@@ -103,6 +106,7 @@ class PoolEngine:
         self.metrics = metrics
         self.predictor = Baseline()
         self.predictor_digest: str | None = None
+        self.foresight = PoolForesight()
         self.backends: BackendPool[ModelKnowledge] = BackendPool(
             listener=self,
             make_client=make_client,
@@ -134,7 +138,9 @@ class PoolEngine:
         self.backends.apply(record.backends)
         self.config = self.model.config = pool_config(record, snapshot, self.backends.members)
         self.scheduler = Scheduler(self.config)
-        self.books = Books(name=record.name, ledger=ledger, metrics=metrics, scheduler=self.scheduler)
+        self.books = Books(
+            name=record.name, ledger=ledger, metrics=metrics, scheduler=self.scheduler, predictions=predictions
+        )
 
     async def run(self) -> None:
         """Watch the backends and the limits of time until cancelled."""

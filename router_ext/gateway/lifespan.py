@@ -24,10 +24,12 @@ from router_ext.core.ids import BackendId
 from router_ext.errors import ArtifactRefused, NoBackend, SettingsError, SnapshotRefused
 from router_ext.gateway.configure import Directory
 from router_ext.gateway.engine import PoolEngine
+from router_ext.gateway.foresight import Predictions
 from router_ext.obs.logs import get_logger
 from router_ext.obs.metrics import BackendReading, Metrics, PoolReading, Readings, TenantReading
 from router_ext.predict.baseline import KIND, Baseline
 from router_ext.settings import RouterSettings, load_backend_key
+from router_ext.sync.artifacts import ArtifactStore
 from router_ext.sync.counters import CountersFile
 from router_ext.sync.ledger import Ledger, now_us
 from router_ext.sync.link import ControlPlaneLink
@@ -47,6 +49,9 @@ from router_ext.wire.controlplane import (
 
 SNAPSHOT_FILE_POLL_S = 0.2
 """How often a snapshot file given in place of a control plane is looked at."""
+
+LENGTH_MODEL = "mixture"
+"""Kind of an artifact that the prediction worker loads."""
 
 _log = get_logger(__name__)
 
@@ -76,6 +81,9 @@ class Router:
         self._refused: tuple[int, str] | None = None
         self._applied_at_us = 0
         self._drained = asyncio.Event()
+        self._listening = asyncio.Event()
+        self._artifacts = ArtifactStore(settings.dir / "artifacts")
+        self.predictions = Predictions(settings, self.metrics, self.engines, on_changed=self._report)
 
     # --- life -------------------------------------------------------------------------------------------------------
 
@@ -95,6 +103,7 @@ class Router:
                 background = [
                     tasks.create_task(await self._start()),
                     tasks.create_task(self._counters.run(self._save_counters)),
+                    tasks.create_task(self._predict()),
                 ]
                 try:
                     yield self
@@ -113,6 +122,20 @@ class Router:
             self.ledger.close()
             self.executor.shutdown(wait=False, cancel_futures=True)
 
+    def listening(self) -> None:
+        """The sockets are open: what serving does not depend on may start."""
+        self._listening.set()
+
+    async def _predict(self) -> None:
+        if self.predictions.client is not None:
+            await self._listening.wait()
+            await self.predictions.client.run()
+
+    def _report(self) -> None:
+        """Tell the control plane soon."""
+        if self._link is not None:
+            self._link.heartbeat.notify()
+
     async def _start(self) -> Coroutine[Any, Any, None]:
         settings = self.settings
         if settings.snapshot_file is not None:
@@ -128,6 +151,7 @@ class Router:
             ledger=self.ledger,
             apply=self.apply,
             on_artifact=self.load_artifact,
+            on_artifact_refused=self.refuse_artifact,
             build_heartbeat=self.heartbeat,
         )
         await self._link.start()
@@ -139,6 +163,7 @@ class Router:
         try:
             snapshot = await asyncio.to_thread(lambda: decode_snapshot(path.read_bytes()))
             await self.apply(snapshot)
+            await self._load_kept(snapshot)
         except OSError as error:
             self._refused = (0, f"{path}: {error.strerror}")
         except SnapshotRefused as error:
@@ -150,6 +175,22 @@ class Router:
             self._refused = None
             return
         _log.error("config.refused", reason=self._refused[1])
+
+    async def _load_kept(self, snapshot: ConfigSnapshot) -> None:
+        """Without a control plane artifacts come from the router's folder alone."""
+        for record in snapshot.pools:
+            for artifact in (record.predictor, record.length_model):
+                if artifact is None:
+                    continue
+                data = await asyncio.to_thread(self._artifacts.read, artifact.digest)
+                try:
+                    if data is None:
+                        raise ArtifactRefused(
+                            f"there is no whole artifact {artifact.digest[:12]} in the router's folder"
+                        )
+                    await self.load_artifact(record.pool, artifact, data)
+                except ArtifactRefused as error:
+                    self.refuse_artifact(record.pool, artifact, error.message)
 
     async def _follow_file(self) -> None:
         """Watch the snapshot file; keep the books' upkeep that the control plane's link does otherwise."""
@@ -169,8 +210,7 @@ class Router:
         """SIGTERM: refuse what is new, let run what runs, then call ``finish``."""
         self.is_draining = True
         _log.info("router.draining", running=self.active, limit_s=self.settings.drain_limit_s)
-        if self._link is not None:
-            self._link.heartbeat.notify()
+        self._report()
         self._tasks.create_task(self._drain(finish))
 
     async def _drain(self, finish: Any) -> None:
@@ -222,8 +262,12 @@ class Router:
         for pool in [pool for pool in self.engines if pool not in directory.pools]:
             engine = self.engines.pop(pool)
             engine.end_all(NoBackend("This model is not served any more.", code="model_removed"))
+            self.predictions.forget(pool)
             self._engine_tasks.pop(pool).cancel()
             engine.close()
+        for pool, engine in self.engines.items():
+            model = directory.pools[pool].length_model
+            self.predictions.want(engine, None if model is None else model.digest)
         self.directory = directory
         self._applied_at_us = now_us()
 
@@ -237,6 +281,7 @@ class Router:
             spawn=self._tasks.create_task,
             executor=self.executor,
             make_client=self._make_client,
+            predictions=self.predictions,
         )
 
     def _restore_counters(self, pool: str, engine: PoolEngine) -> None:
@@ -260,17 +305,29 @@ class Router:
         )
 
     async def load_artifact(self, pool: str, record: ArtifactRecord, data: bytes) -> None:
-        """Put a pool's predictor in force.
+        """Put a pool's fallback predictor in force, or hand its length model to the worker, which tells the outcome.
 
         Raises:
             ArtifactRefused: the one in force stays.
         """
+        engine = self.engines.get(pool)
+        if record.kind == LENGTH_MODEL:
+            if engine is not None:
+                self.predictions.load(engine, record.digest, self._artifacts.directory / record.digest)
+            return
         if record.kind != KIND:
             raise ArtifactRefused(f"this router serves no predictor of kind {record.kind!r}")
         loaded = await asyncio.to_thread(Baseline.from_bytes, data)
-        engine = self.engines.get(pool)
         if engine is not None:
             engine.predictor, engine.predictor_digest = loaded, record.digest
+
+    def refuse_artifact(self, pool: str, record: ArtifactRecord, reason: str) -> None:
+        """What came as a pool's artifact cannot be used; the one in force stays."""
+        engine = self.engines.get(pool)
+        if engine is None or record.kind != LENGTH_MODEL:
+            _log.error("artifact.refused", pool=pool, digest=record.digest[:12], reason=reason)
+        else:
+            self.predictions.refuse(engine, reason)
 
     # --- state ------------------------------------------------------------------------------------------------------
 
@@ -328,6 +385,9 @@ class Router:
                     largest_gap_gpu_s=stats.largest_gap_gpu_s,
                     preempted_total=stats.preempted_total,
                     waste_tokens=stats.waste_tokens,
+                    predictions=engine.foresight.by_source,
+                    prediction_fallbacks=engine.foresight.fallbacks,
+                    slice_level=stats.slice_level,
                 )
             )
             for tier, count in stats.queued_by_tier.items():
@@ -411,6 +471,10 @@ def _pool_state(pool: str, engine: PoolEngine) -> PoolState:
         ],
         groups=[GroupState(group=g.group, queued=g.queued, running=g.running, counter=g.counter) for g in stats.groups],
         predictor_digest=engine.predictor_digest,
+        length_model_digest=engine.foresight.digest,
+        length_model_refused=engine.foresight.refused,
+        predictions_total=dict(engine.foresight.by_source),
+        prediction_fallbacks_total=dict(engine.foresight.fallbacks),
         bound_service=stats.bound_service,
         largest_gap_service=stats.largest_gap_service,
         bound_terms=None if stats.bound_terms is None else BoundTerms(**asdict(stats.bound_terms)),

@@ -24,6 +24,11 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 PER_TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0)
 RATIO = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0)
 
+PREDICTION_SECONDS = (0.00025, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.025, 0.1, 1.0)
+"""Around what a request waits for its prediction."""
+
+BATCH = (1, 2, 4, 8, 16, 32, 64)
+
 MAX_TENANTS = 500
 """Tenants named in the admin registry; the rest are summed as ``other``."""
 
@@ -67,6 +72,9 @@ class PoolReading:
     largest_gap_gpu_s: float | None
     preempted_total: dict[str, int]
     waste_tokens: float
+    predictions: dict[str, int]
+    prediction_fallbacks: dict[str, int]
+    slice_level: float
 
 
 @dataclass(slots=True, kw_only=True)
@@ -176,8 +184,26 @@ def _pool_metrics(readings: list[PoolReading]) -> Iterable[Metric]:
     waste = GaugeMetricFamily(
         "fairlane_waste_budget_tokens", "Tokens that may be computed again for preemptions.", labels=labels
     )
+    predictions = CounterMetricFamily(
+        "fairlane_predictions", "Answers, by whose prediction of their length was used.", labels=["model", "source"]
+    )
+    fallbacks = CounterMetricFamily(
+        "fairlane_prediction_fallbacks",
+        "Answers of models with a length model that had to do without it, by reason.",
+        labels=["model", "reason"],
+    )
+    level = GaugeMetricFamily(
+        "fairlane_slice_level_ratio",
+        "Quantile of a predicted length that is asked of a backend at once.",
+        labels=labels,
+    )
     for r in readings:
         name = [r.pool]
+        for source, count in r.predictions.items():
+            predictions.add_metric([r.pool, source], count)
+        for reason, count in r.prediction_fallbacks.items():
+            fallbacks.add_metric([r.pool, reason], count)
+        level.add_metric(name, r.slice_level)
         inflight.add_metric(name, r.running)
         parked.add_metric(name, r.parked)
         if r.bound_service is not None:
@@ -190,7 +216,7 @@ def _pool_metrics(readings: list[PoolReading]) -> Iterable[Metric]:
         for trigger, count in r.preempted_total.items():
             preempted.add_metric([r.pool, trigger], count)
         waste.add_metric(name, r.waste_tokens)
-    return inflight, parked, bound, gap, bound_s, gap_s, preempted, waste
+    return inflight, parked, bound, gap, bound_s, gap_s, preempted, waste, predictions, fallbacks, level
 
 
 def _tenant_metrics(readings: list[TenantReading]) -> Iterable[Metric]:
@@ -309,6 +335,24 @@ class Metrics:
         self.retries = Counter(
             "fairlane_upstream_failures", "Broken upstream streams.", ["backend", "kind"], registry=None
         )
+        self.prediction_seconds = Histogram(
+            "fairlane_prediction_seconds",
+            "Question to the worker to its answer.",
+            buckets=PREDICTION_SECONDS,
+            registry=None,
+        )
+        self.prediction_batch = Histogram(
+            "fairlane_prediction_batch_size", "Questions the worker answered at once.", buckets=BATCH, registry=None
+        )
+        self.prediction_restarts = Counter(
+            "fairlane_prediction_worker_ends", "Ends of the prediction worker that nobody asked for.", registry=None
+        )
+        self.prediction_intervals = Counter(
+            "fairlane_prediction_intervals",
+            "Complete answers inside and outside the predicted interval of 80 or 90 percent.",
+            ["model", "interval", "inside"],
+            registry=None,
+        )
         self.resumes = Counter("fairlane_slice_ends", "Slice ends, by class.", ["model", "class"], registry=None)
         for registry, has_tenants in ((self.public, False), (self.admin, True)):
             for collector in (
@@ -326,6 +370,10 @@ class Metrics:
                 self.resumed_prefill,
                 self.retries,
                 self.resumes,
+                self.prediction_seconds,
+                self.prediction_batch,
+                self.prediction_restarts,
+                self.prediction_intervals,
             ):
                 registry.register(collector)
             registry.register(_Snapshotted(read, has_tenants=has_tenants))

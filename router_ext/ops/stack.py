@@ -237,8 +237,23 @@ def console_command() -> list[str]:
 
 
 def worker_command() -> list[str]:
-    options = ("--queues", "default,training", "--concurrency", "1", "--loglevel", "INFO", "--without-mingle")
-    return [sys.executable, "-m", "celery", "--app", "controlplane.celery", "worker", *options]
+    """What has to be done soon and takes little: rollups, schedules, alarms."""
+    return _celery_worker("default")
+
+
+def trainer_command() -> list[str]:
+    """Training, in a process that ends with its task: torch and its memory go with it."""
+    return _celery_worker("training", "--max-tasks-per-child", "1", "--hostname", "trainer@%h")
+
+
+def trainer_environment(django: Mapping[str, str]) -> dict[str, str]:
+    """A run may take minutes and is taken up again by its lease, so an orderly stop does not wait for it."""
+    return {**django, "REMAP_SIGTERM": "SIGQUIT"}
+
+
+def _celery_worker(queue: str, *options: str) -> list[str]:
+    shared = ("--queues", queue, "--concurrency", "1", "--loglevel", "INFO", "--without-mingle", "--without-gossip")
+    return [sys.executable, "-m", "celery", "--app", "controlplane.celery", "worker", *shared, *options]
 
 
 def beat_command() -> list[str]:

@@ -113,8 +113,9 @@ class Up:
         console = self._service("console", stack.console_command(), django)
         console.ready = _answers(f"{settings.console_url}/readyz")
         worker = self._service("worker", stack.worker_command(), django)
+        trainer = self._service("trainer", stack.trainer_command(), stack.trainer_environment(django))
         beat = self._service("beat", stack.beat_command(), django)
-        for service in (console, worker, beat):
+        for service in (console, worker, trainer, beat):
             self.supervisor.start(service)
         with self._step(f"console on {settings.console_url}"):
             console.wait_ready()

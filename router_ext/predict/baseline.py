@@ -24,11 +24,11 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
+from router_ext.core.survival import LEVELS as LEVELS
 from router_ext.errors import ArtifactRefused
 from router_ext.predict.artifact import pack, unpack
 
 KIND = "baseline"
-LEVELS = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
 MIN_SAMPLES = 20
 DEFAULT_TOKENS = 1_024
 MAX_TOKENS = 10_000_000

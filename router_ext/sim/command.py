@@ -8,6 +8,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +19,30 @@ from router_ext import compiled
 from router_ext.core.config import policy_names
 from router_ext.core.fairness import TEST_POLICIES
 from router_ext.errors import SettingsError
+from router_ext.sim.answers import OUTPUTS, PROMPTS
 from router_ext.sim.capacity import capacity
 from router_ext.sim.loads import over_load
 from router_ext.sim.models import MODELS
 from router_ext.sim.prediction import Predictor
 from router_ext.sim.raw import RAW
 from router_ext.sim.recording import Recording
-from router_ext.sim.results import Outcomes, result
+from router_ext.sim.results import Outcomes, Variant, labels, result
 from router_ext.sim.runs import ALONE_POLICY, Task, Workers, default_jobs
 from router_ext.sim.suites import RATED, TRACE, Suite, SuiteChoice, suite_names
 from router_ext.sim.tables import print_load, print_tables
+from router_ext.sim.traces import MAX_SPAN_S
 
 _DEFAULT_SEEDS = 3
+
+_DEFAULT_PREDICTOR = Predictor.NOISY
+
+_PREDICTORS = {
+    Predictor.NONE: "nothing predicted",
+    Predictor.MEAN5: "mean of the tenant's last five outputs",
+    Predictor.TRIVIAL: "quantiles of the outputs so far",
+    Predictor.NOISY: "true length x uniform(0.5, 1.5)",
+    Predictor.ORACLE: "the true length",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,10 +74,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     seeds.add_argument("--seed", action="extend", nargs="+", type=int, metavar="S", help="these seeds")
     parser.add_argument(
         "--predictor",
+        action="extend",
+        nargs="+",
         choices=list(Predictor),
-        default=Predictor.NOISY,
-        help="of output lengths, for victims and estimates (default: noisy, the true length x 0.5 to 1.5); slices come "
-        "from what has finished",
+        help="of output lengths, several to compare them: "
+        + "; ".join(f"{predictor}, {words}" for predictor, words in _PREDICTORS.items())
+        + f" (default: {_DEFAULT_PREDICTOR})",
     )
     parser.add_argument(
         "--rate",
@@ -75,10 +90,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"requests or agents per second ({', '.join(RATED)}), several for a curve over the load; `tiers` "
         "looks for its capacity without it",
     )
+    parser.add_argument(
+        "--lengths",
+        type=Path,
+        metavar="DIR",
+        help=f"for `{TRACE}`: real answers ({PROMPTS}, {OUTPUTS}); each client sends prompts of one source and gets "
+        "answers of one model, whatever lengths the trace has",
+    )
+    parser.add_argument(
+        "--speed", type=_rate, default=1.0, metavar="X", help=f"for `{TRACE}`: arrivals X times as fast as recorded"
+    )
+    parser.add_argument("--span", type=_span, metavar="S", help=f"for `{TRACE}`: the first S seconds as sent")
     parser.add_argument("--backends", type=_positive, metavar="N", help="servers (default: the suite's)")
     parser.add_argument("--model", choices=list(MODELS), help="of the servers (default: the suite's)")
     parser.add_argument("--no-chunking", action="store_true", help="servers that prefill without chunking")
-    parser.add_argument("--slice-oracle", action="store_true", help="slices from the true lengths, as an upper bound")
     parser.add_argument(
         "--jobs", type=_positive, default=default_jobs(), metavar="N", help="processes (default: one per processor)"
     )
@@ -104,6 +129,9 @@ def run(args: argparse.Namespace) -> int:
         SuiteChoice(
             name=args.suite,
             file=args.file,
+            lengths=args.lengths,
+            speed=args.speed,
+            span_s=args.span,
             rate=rate,
             num_backends=args.backends,
             model=args.model,
@@ -162,7 +190,8 @@ def _result(
     policies = list(dict.fromkeys(args.policy or [*policy_names(), *([RAW] if suite.has_raw else [])]))
     num_seeds = args.seeds or (1 if args.suite == TRACE else _DEFAULT_SEEDS)
     seeds = list(dict.fromkeys(args.seed or range(1, num_seeds + 1)))
-    outcomes = _outcomes(args, choice, suite, policies, seeds, progress, workers)
+    variants = [Variant(policy, predictor) for policy in policies for predictor in _predictors(args)]
+    outcomes = _outcomes(choice, suite, variants, seeds, progress, workers)
     printed = result(outcomes)
     if args.report is not None:
         # Templates and pictures are read by nobody else.
@@ -171,7 +200,10 @@ def _result(
         directory = args.report if is_alone else args.report / f"{choice.rate:g}"
         study = report.Study(
             suite=suite,
-            recordings=outcomes.by_policy,
+            recordings={
+                label: [replace(recording, policy=label) for recording in recordings]
+                for label, recordings in zip(labels(printed["results"]), outcomes.by_variant.values(), strict=True)
+            },
             result=printed,
             settings=_settings(args),
             command=_again(args, choice, policies, seeds, directory),
@@ -182,10 +214,9 @@ def _result(
 
 
 def _outcomes(
-    args: argparse.Namespace,
     choice: SuiteChoice,
     suite: Suite,
-    policies: Sequence[str],
+    variants: Sequence[Variant],
     seeds: Sequence[int],
     progress: Progress,
     workers: Workers,
@@ -201,26 +232,30 @@ def _outcomes(
         progress.remove_task(bar)
         return recordings
 
-    options: dict[str, Any] = {
-        "choice": choice,
-        "predictor": Predictor(args.predictor),
-        "is_slice_oracle": args.slice_oracle,
-    }
-    tasks = [Task(policy=policy, seed=seed, **options) for policy in policies for seed in seeds]
+    tasks = [
+        Task(choice=choice, policy=policy, predictor=predictor, seed=seed)
+        for policy, predictor in variants
+        for seed in seeds
+    ]
     alone = [client.name for client in suite.clients] if suite.has_alone else []
-    tasks += [Task(policy=ALONE_POLICY, seed=seed, alone=name, **options) for name in alone for seed in seeds]
-    recordings = perform(tasks, f"{suite.name}: {', '.join(policies)}")
+    # Nobody else is there to whom it matters what is expected: one predictor's runs serve for all.
+    tasks += [
+        Task(choice=choice, policy=ALONE_POLICY, predictor=variants[0].predictor, seed=seed, alone=name)
+        for name in alone
+        for seed in seeds
+    ]
+    recordings = perform(tasks, f"{suite.name}: {', '.join(dict.fromkeys(variant.policy for variant in variants))}")
     each = [recordings[start : start + len(seeds)] for start in range(0, len(recordings), len(seeds))]
-    capacities: dict[str, float] = {}
+    capacities: dict[Variant, float] = {}
     if suite.has_capacity and choice.rate is None:
-        for policy in policies:
-            task = Task(policy=policy, seed=seeds[0], **options)
-            capacities[policy] = capacity(task, perform=perform)
+        for variant in variants:
+            task = Task(choice=choice, policy=variant.policy, predictor=variant.predictor, seed=seeds[0])
+            capacities[variant] = capacity(task, perform=perform)
     return Outcomes(
         suite=suite.name,
         seeds=seeds,
-        by_policy=dict(zip(policies, each, strict=False)),
-        alone=dict(zip(alone, each[len(policies) :], strict=True)),
+        by_variant=dict(zip(variants, each, strict=False)),
+        alone=dict(zip(alone, each[len(variants) :], strict=True)),
         capacity_rps=capacities,
     )
 
@@ -235,14 +270,14 @@ def _make_directory(directory: Path) -> None:
 
 def _settings(args: argparse.Namespace) -> dict[str, str]:
     """What was chosen beside suite, policies and seeds, in words."""
-    predictors = {
-        Predictor.NOISY: "true length x uniform(0.5, 1.5)",
-        Predictor.ORACLE: "the true length",
-        Predictor.MEAN5: "mean of the tenant's last five outputs",
-        Predictor.NONE: "median of the outputs so far",
-    }
-    slices = "the true lengths" if args.slice_oracle else "quantiles of the outputs so far"
-    return {"predicted lengths": predictors[Predictor(args.predictor)], "slices": slices}
+    words = {predictor: _PREDICTORS[predictor] for predictor in _predictors(args)}
+    if len(words) == 1:
+        return {"predicted lengths": words.popitem()[1]}
+    return {"predicted lengths": "; ".join(f"{predictor}: {text}" for predictor, text in words.items())}
+
+
+def _predictors(args: argparse.Namespace) -> list[Predictor]:
+    return list(dict.fromkeys(map(Predictor, args.predictor or [_DEFAULT_PREDICTOR])))
 
 
 def _again(
@@ -250,14 +285,21 @@ def _again(
 ) -> str:
     """The command that gives the same report."""
     words = [args.suite, *([str(args.file)] if args.file else []), "--policy", *policies, "--seed", *map(str, seeds)]
-    if args.predictor != Predictor.NOISY:
-        words += ["--predictor", args.predictor]
-    for option, value in (("rate", choice.rate), ("backends", choice.num_backends), ("model", choice.model)):
+    if args.predictor:
+        words += ["--predictor", *_predictors(args)]
+    if choice.speed != 1.0:
+        words += ["--speed", f"{choice.speed:g}"]
+    for option, value in (
+        ("lengths", choice.lengths),
+        ("span", choice.span_s),
+        ("rate", choice.rate),
+        ("backends", choice.num_backends),
+        ("model", choice.model),
+    ):
         if value is not None:
             words += [f"--{option}", str(value)]
-    for option in ("no_chunking", "slice_oracle"):
-        if getattr(args, option):
-            words.append(f"--{option.replace('_', '-')}")
+    if args.no_chunking:
+        words.append("--no-chunking")
     return shlex.join(["fairlane", "simulate", *words, "--report", str(directory)])
 
 
@@ -268,6 +310,16 @@ def _positive(text: str) -> int:
         value = 0
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 on")
+    return value
+
+
+def _span(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.0 < value <= MAX_SPAN_S:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0 up to {MAX_SPAN_S:,}")
     return value
 
 

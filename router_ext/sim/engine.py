@@ -59,7 +59,6 @@ class Run:
         seed: int,
         *,
         predictor: Predictor = Predictor.NOISY,
-        is_slice_oracle: bool = False,
     ) -> None:
         self._suite = suite
         self._policy = policy
@@ -74,7 +73,7 @@ class Run:
         """(tick, iteration) of the newest outcome the router has, by server."""
         self._cut: list[list[Stream]] = [[] for _ in self._servers]
         """Streams the router has closed and may still hear of, by server."""
-        self._prediction = Prediction(predictor, is_slice_oracle=is_slice_oracle)
+        self._prediction = Prediction(predictor)
         self._heap: list[tuple[float, int, int, object]] = []
         self._seq = 0
         self._timer = 0
@@ -205,6 +204,7 @@ class Run:
             self._close_job(job, now)
             return
         tenant = job.tenant
+        guess = self._prediction.guess(job)
         spec = RequestSpec(
             request_id=job.request_id,
             tenant=self._tenants[tenant],
@@ -212,8 +212,8 @@ class Run:
             tier=self._tiers[tenant],
             prompt_tokens=job.input_tokens,
             max_new_tokens=job.max_new_tokens,
-            predicted_output_tokens=self._prediction.output_tokens(job),
-            slice_tokens=self._prediction.slice_tokens(job),
+            predicted_output_tokens=guess.output_tokens,
+            slice_tokens=guess.slice_tokens,
             agent_id=None if agent is None else agent.name,
             agent_cost=cost,
             prefix=self._prefix(job),
@@ -230,7 +230,7 @@ class Run:
 
     def _finish(self, job: Job, now: float) -> None:
         job.finish_s = now
-        self._prediction.lengths.finished(job)
+        self._prediction.finished(job)
         self._close_job(job, now)
 
     def _close_job(self, job: Job, now: float) -> None:

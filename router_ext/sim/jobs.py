@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from router_ext.core.ids import KeyId, RequestId
 
 if TYPE_CHECKING:
+    from router_ext.sim.answers import Answer
     from router_ext.sim.streams import Stream
 
 
@@ -16,6 +17,7 @@ class Job:
     Attributes:
         tenant: index of the client in its suite.
         output_tokens: tokens it will get in the end. max_new_tokens: the limit its client gives.
+        answer: the real answer whose length it gets, with the prompt it sends; None: only lengths are known.
         guess: factor by which the default predictor errs on it, the same under every policy.
         kept: output tokens of slices that are over. stream: the one that is open.
         backend: index of the server it was sent to last.
@@ -24,6 +26,7 @@ class Job:
 
     __slots__ = (
         "agent",
+        "answer",
         "arrival_s",
         "backend",
         "finish_s",
@@ -53,11 +56,13 @@ class Job:
         guess: float = 1.0,
         key: KeyId | None = None,
         agent: Agent | None = None,
+        answer: Answer | None = None,
     ) -> None:
         self.request_id = RequestId("")
         self.tenant = tenant
         self.key = key
         self.agent = agent
+        self.answer = answer
         self.arrival_s = arrival_s
         self.input_tokens = input_tokens
         self.output_tokens = output_tokens

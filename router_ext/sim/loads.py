@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from router_ext.sim.results import labels
+
 
 def over_load(rates: Sequence[float], results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The results of one suite and the same seeds, one per rate, as one."""
@@ -19,9 +21,9 @@ def over_load(rates: Sequence[float], results: Sequence[Mapping[str, Any]]) -> d
 
 
 def values_by_policy(result: Mapping[str, Any], metric: str) -> dict[str, list[float | None]]:
-    """A metric by policy, one value per rate."""
+    """A metric by policy (and predictor, if there are several), one value per rate."""
     loads = result["rates"]
     return {
-        entry["policy"]: [load["results"][index]["metrics"][metric] for load in loads]
-        for index, entry in enumerate(loads[0]["results"])
+        label: [load["results"][index]["metrics"][metric] for load in loads]
+        for index, label in enumerate(labels(loads[0]["results"]))
     }

@@ -48,6 +48,18 @@ def ttfts(recording: Recording, tenant: int) -> list[float]:
     ]
 
 
+def waits(recording: Recording) -> list[float]:
+    """Arrival to first token of every request that was not refused; of one that has shown nothing when the run is
+    over, how long it has waited by then.
+    """
+    requests = recording.requests
+    return [
+        (recording.over_s if first is None else first) - arrival
+        for arrival, first, is_refused in zip(requests.arrival_s, requests.first_s, requests.is_refused, strict=True)
+        if not is_refused
+    ]
+
+
 def completions(recording: Recording, tenant: int | None = None) -> list[float]:
     """Arrival to last token of the requests that were completed within the run."""
     requests = recording.requests
@@ -284,6 +296,7 @@ def summarize(recording: Recording) -> Summary:
         "resumed_prefill_ratio": resumed_prefill_ratio(recording),
         "kv_occupancy": kv_occupancy(recording),
         "mean_running": mean_running(recording),
+        "ttft_p99_s": percentile(waits(recording), 0.99),
         "completion_mean_s": sum(done) / len(done) if done else None,
         "violations_ratio": violations_ratio(recording),
         "capacity_rps": None,

@@ -1,7 +1,7 @@
-"""What the router would know of an output's length: predictions, and slices from what has finished.
+"""What the router would know of an output's length when a request arrives.
 
-Predictions serve victims, estimates and the decision key; they come from the true length with a stated error. Slices
-never do: the scheduler takes them from what has finished so far (``core.lengths``), as in a router without a predictor.
+Whoever knows states an expected length and, but for ``noisy`` and ``mean5``, a slice; whoever does not states nothing,
+and the scheduler goes by what has finished (``core.lengths``), as a router without a predictor does.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 from bisect import insort
 from collections import deque
 from collections.abc import Hashable
+from typing import NamedTuple
 
 from router_ext.core.lengths import LEAST_SLICE
 from router_ext.predict.baseline import DEFAULT_TOKENS, MIN_SAMPLES
@@ -19,18 +20,30 @@ from router_ext.sim.jobs import Agent, Job
 _WINDOW = 5
 """Outputs of one tenant whose mean is the prediction of ``mean5`` (VTC's predictor)."""
 
+_MEDIAN, _SLICE = 0.5, 0.95
+"""Levels of what is expected, and of the slice, where there are quantiles: those of the router."""
+
 
 class Predictor(enum.StrEnum):
     """Where predicted lengths come from.
 
-    ``noisy``: true length times a factor drawn evenly from 0.5 to 1.5. ``oracle``: the true length. ``mean5``: mean of
-    the tenant's last five outputs. ``none``: the empirical median, what a router without a model goes by.
+    ``none``: nothing is predicted. ``mean5``: mean of the tenant's last five outputs. ``trivial``: quantiles of the
+    key's finished outputs, else the tenant's, else the pool's: the router's fallback predictor, if it were trained
+    after every request. ``noisy``: true length times a factor drawn evenly from 0.5 to 1.5. ``oracle``: true length.
     """
 
     NOISY = "noisy"
     ORACLE = "oracle"
+    TRIVIAL = "trivial"
     MEAN5 = "mean5"
     NONE = "none"
+
+
+class Guess(NamedTuple):
+    """What is stated when a request arrives; None: nothing is, the scheduler's own estimate holds."""
+
+    output_tokens: int | None = None
+    slice_tokens: int | None = None
 
 
 class Lengths:
@@ -56,12 +69,12 @@ class Lengths:
         insort(self._pool, length)
         self._last.setdefault(job.tenant, deque(maxlen=_WINDOW)).append(length)
 
-    def quantile(self, job: Job, level: float) -> int:
-        """The smallest length whose share of the finished requests reaches ``level``; 1,024 while nothing is known."""
+    def quantile(self, job: Job, level: float) -> int | None:
+        """The smallest length whose share of the finished requests reaches ``level``; None while nothing is known."""
         for known in (self._by_key.get(job.key, ()), self._by_tenant.get(job.tenant, ()), self._pool):
             if len(known) >= MIN_SAMPLES:
                 return known[math.ceil(level * len(known) - 1e-9) - 1]
-        return DEFAULT_TOKENS
+        return None
 
     def recent_mean(self, tenant: int) -> int:
         """Mean of the tenant's last five outputs; 1,024 before the first."""
@@ -70,35 +83,32 @@ class Lengths:
 
 
 class Prediction:
-    """Predicted lengths and slices of one run.
+    """Predicted lengths and slices of one run."""
 
-    Args:
-        is_slice_oracle: slices are true lengths, to show what perfect knowledge would be worth.
-    """
+    __slots__ = ("_kind", "_lengths")
 
-    __slots__ = ("_is_slice_oracle", "_kind", "lengths")
-
-    def __init__(self, kind: Predictor, *, is_slice_oracle: bool = False) -> None:
+    def __init__(self, kind: Predictor) -> None:
         self._kind = kind
-        self._is_slice_oracle = is_slice_oracle
-        self.lengths = Lengths()
+        self._lengths = Lengths()
 
-    def output_tokens(self, job: Job) -> int:
-        """Predicted output of a request that has just arrived, within what its limit allows."""
+    def guess(self, job: Job) -> Guess:
+        """What the router states of a request that has just arrived."""
         match self._kind:
             case Predictor.NOISY:
-                guess = round(job.output_tokens * job.guess)
+                return Guess(_within(round(job.output_tokens * job.guess), job))
             case Predictor.ORACLE:
-                guess = job.output_tokens
+                return Guess(job.output_tokens, max(LEAST_SLICE, job.output_tokens))
             case Predictor.MEAN5:
-                guess = self.lengths.recent_mean(job.tenant)
-            case Predictor.NONE:
-                guess = self.lengths.quantile(job, 0.5)
-        return max(1, min(guess, job.max_new_tokens))
+                return Guess(_within(self._lengths.recent_mean(job.tenant), job))
+            case Predictor.TRIVIAL:
+                median, upper = (self._lengths.quantile(job, level) for level in (_MEDIAN, _SLICE))
+                if median is not None and upper is not None:
+                    return Guess(_within(median, job), max(LEAST_SLICE, upper))
+        return Guess()
 
-    def slice_tokens(self, job: Job) -> int | None:
-        """The slice the router states for a request that arrives; None: the scheduler's own."""
-        return max(LEAST_SLICE, job.output_tokens) if self._is_slice_oracle else None
+    def finished(self, job: Job) -> None:
+        """A request came to its end, and its client has seen all of it."""
+        self._lengths.finished(job)
 
     def agent_cost(self, agent: Agent) -> float:
         """KV token-time of all calls of an agent, as predicted when it arrives: it stays what it declared."""
@@ -106,6 +116,13 @@ class Prediction:
             calls = agent.calls if agent.reduce is None else [*agent.calls, agent.reduce]
             agent.cost = 0.0
             for call in calls:
-                output = self.output_tokens(call)
+                output = self.guess(call).output_tokens
+                if output is None:
+                    output = _within(self._lengths.quantile(call, _MEDIAN) or DEFAULT_TOKENS, call)
                 agent.cost += call.input_tokens * output + output * (output + 1) / 2.0
         return agent.cost
+
+
+def _within(tokens: int, job: Job) -> int:
+    """A length that the client's limit allows."""
+    return max(1, min(tokens, job.max_new_tokens))

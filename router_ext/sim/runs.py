@@ -32,7 +32,6 @@ class Task:
     seed: int
     alone: str | None = None
     predictor: Predictor = Predictor.NOISY
-    is_slice_oracle: bool = False
 
 
 def perform(task: Task) -> Recording:
@@ -40,7 +39,7 @@ def perform(task: Task) -> Recording:
     suite = task.choice.build()
     if task.alone is not None:
         suite = suite.alone(task.alone)
-    run = Run(suite, task.policy, task.seed, predictor=task.predictor, is_slice_oracle=task.is_slice_oracle)
+    run = Run(suite, task.policy, task.seed, predictor=task.predictor)
     with collector.tuned():
         return run.run()
 

@@ -12,13 +12,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from router_ext.errors import SimulationError
+from router_ext.sim.answers import kinds
 from router_ext.sim.models import A10G, INCIDENT, MODELS, ServerModel
-from router_ext.sim.traces import Row, clients, conversation_lengths, read_trace
+from router_ext.sim.traces import Row, clients, conversation_lengths, played, read_trace
 from router_ext.sim.workloads import (
     Client,
     Pattern,
     Sizes,
     agents,
+    answered,
     at_once,
     between,
     drawn_from,
@@ -332,11 +334,16 @@ class SuiteChoice:
     """A suite as it was asked for; small, so that it can be sent to another process.
 
     Attributes:
-        file: of ``trace``. rate: of suites that have one to choose. num_backends, model: None for the suite's own.
+        file: of ``trace``. lengths: of ``trace``, a folder of real answers that are sent instead of its own lengths.
+        speed: of ``trace``, so many times as fast. span_s: of ``trace``, up to so long after the first arrival.
+        rate: of suites that have one to choose. num_backends, model: None for the suite's own.
     """
 
     name: str
     file: Path | None = None
+    lengths: Path | None = None
+    speed: float = 1.0
+    span_s: float | None = None
     rate: float | None = None
     num_backends: int | None = None
     model: str | None = None
@@ -352,11 +359,13 @@ class SuiteChoice:
             raise SimulationError(
                 f"suite {TRACE} needs a file" if self.name == TRACE else f"suite {self.name} takes no file"
             )
+        if self.file is None and (self.lengths is not None or self.speed != 1.0 or self.span_s is not None):
+            raise SimulationError(f"suite {self.name} has neither lengths nor speed nor span to choose, {TRACE} has")
         rated = RATED.get(self.name)
         if self.rate is not None and rated is None:
             raise SimulationError(f"suite {self.name} has no rate to choose (those that have: {', '.join(RATED)})")
         if self.file is not None:
-            suite = _trace(self.file)
+            suite = _trace(self.file, self.lengths, speed=self.speed, span_s=self.span_s)
         elif rated is not None:
             suite = rated.build(rated.default_rate if self.rate is None else self.rate)
         else:
@@ -369,18 +378,25 @@ class SuiteChoice:
         )
 
 
-def _trace(path: Path) -> Suite:
-    rows = read_trace(path)
+def _trace(path: Path, lengths: Path | None, *, speed: float, span_s: float | None) -> Suite:
+    rows = played(read_trace(path), speed=speed, span_s=span_s)
+    replayed = () if lengths is None else tuple(kinds(lengths).values())
     by_client: dict[str, list[Row]] = {name: [] for name in clients(rows)}
     for row in rows:
         by_client[row.client].append(row)
     return Suite(
         name=TRACE,
-        about=f"recorded arrivals of {path.name}",
+        about=f"recorded arrivals of {path.name}" + (f", answers of {lengths}" if lengths else ""),
         clients=tuple(
-            Client(name=name, source=recorded(own, max_new_tokens=TRACE_MAX_NEW_TOKENS))
+            Client(
+                name=name,
+                source=answered(own, replayed, max_new_tokens=TRACE_MAX_NEW_TOKENS)
+                if replayed
+                else recorded(own, max_new_tokens=TRACE_MAX_NEW_TOKENS),
+            )
             for name, own in by_client.items()
         ),
+        is_drained=lengths is not None,
         duration_s=rows[-1].at_s,
         model=INCIDENT,
         num_backends=2,

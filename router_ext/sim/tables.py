@@ -10,10 +10,13 @@ from rich.console import Console
 from rich.table import Table
 
 from router_ext.sim.loads import values_by_policy
+from router_ext.sim.results import labels
 
 _Entry: TypeAlias = Mapping[str, Any]
 _Column: TypeAlias = tuple[str, Callable[[_Entry], float | None], str]
 """Title, value, format."""
+
+_GAIN_NAMES = {"throughput_tokens_per_s": "tokens/s", "ttft_p99_s": "TTFT p99"}
 
 _MOST_TENANTS = 12
 """Rows of the last table per policy; a trace may have a thousand tenants."""
@@ -51,6 +54,7 @@ _TABLES: tuple[tuple[str, tuple[_Column, ...]], ...] = (
     (
         "how soon",
         (
+            _metric("TTFT p99", "ttft_p99_s", ",.3g"),
             _metric("completion s", "completion_mean_s", ",.1f"),
             _metric("missed", "violations_ratio", ".2%"),
             _metric("capacity req/s", "capacity_rps", ".2f"),
@@ -78,13 +82,16 @@ def print_tables(result: Mapping[str, Any]) -> None:
     entries: Sequence[_Entry] = result["results"]
     seeds = ", ".join(map(str, result["seeds"]))
     console.print(f"[bold]{result['suite']}[/bold], mean of seeds {seeds}", highlight=False)
+    names = labels(entries)
     for title, columns in _TABLES:
         shown = _telling(columns, entries)
         if shown:
             table = _table(title, ("policy",), shown)
-            for entry in entries:
-                table.add_row(entry["policy"], *_cells(shown, entry))
+            for label, entry in zip(names, entries, strict=True):
+                table.add_row(label, *_cells(shown, entry))
             console.print(table)
+    if result.get("gains"):
+        console.print(_gains(result["gains"]))
     rows = [(entry["policy"], name, tenant) for entry in entries for name, tenant in entry["tenants"].items()]
     shown = _telling(_TENANT, [tenant for _, _, tenant in rows])
     if all(tenant["weight"] == 1.0 for _, _, tenant in rows):
@@ -92,8 +99,8 @@ def print_tables(result: Mapping[str, Any]) -> None:
     table = _table(
         "seconds to the first token, thousands of tokens and share of service delivered", ("policy", "tenant"), shown
     )
-    for entry in entries:
-        _add_tenants(table, entry, shown)
+    for label, entry in zip(names, entries, strict=True):
+        _add_tenants(table, label, entry, shown)
     console.print(table)
 
 
@@ -110,15 +117,28 @@ def print_load(result: Mapping[str, Any], metric: str, title: str, text: Callabl
     console.print(table)
 
 
-def _add_tenants(table: Table, entry: _Entry, columns: Sequence[_Column]) -> None:
+def _gains(gains: Sequence[_Entry]) -> Table:
+    """What true lengths gain over no prediction, and what of it the others recover."""
+    predictors = list(gains[0]["recovered"])
+    table = _table("what true lengths gain over no prediction, and the share of it others recover", ("policy",), ())
+    for heading in ("metric", "gain", *predictors):
+        table.add_column(heading, justify="right")
+    for gain in gains:
+        shares = [gain["recovered"][predictor] for predictor in predictors]
+        cells = ["-" if share is None else f"{share:.0%}" for share in shares]
+        table.add_row(gain["policy"], _GAIN_NAMES[gain["metric"]], f"{gain['oracle_gain']:+.1%}", *cells)
+    return table
+
+
+def _add_tenants(table: Table, label: str, entry: _Entry, columns: Sequence[_Column]) -> None:
     tenants = list(entry["tenants"].items())
     hidden = len(tenants) - _MOST_TENANTS
     if hidden > 0:
         tenants = sorted(tenants, key=lambda item: -(item[1]["share"] or 0.0))[:_MOST_TENANTS]
     for name, tenant in tenants:
-        table.add_row(entry["policy"], name, *_cells(columns, tenant))
+        table.add_row(label, name, *_cells(columns, tenant))
     if hidden > 0:
-        table.add_row(entry["policy"], f"{hidden} smaller")
+        table.add_row(label, f"{hidden} smaller")
     table.add_section()
 
 

@@ -11,7 +11,7 @@ import gzip
 import io
 import math
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -125,6 +125,19 @@ def _name(text: str, where: str) -> str:
             f"{where}, column client: {text[:40]!r} is not a name of 1 to {_MAX_NAME} printable characters"
         )
     return name
+
+
+def played(rows: Sequence[Row], *, speed: float, span_s: float | None) -> list[Row]:
+    """The rows as they are sent ``speed`` times as fast, up to ``span_s`` after the first.
+
+    Raises:
+        SimulationError: fewer than two are left.
+    """
+    faster = [row._replace(at_s=row.at_s / speed) for row in rows]
+    kept = faster if span_s is None else [row for row in faster if row.at_s <= span_s]
+    if len(kept) < 2 or kept[-1].at_s <= 0.0:
+        raise SimulationError(f"a span of {span_s:g} s is shorter than the gap between the first two arrivals")
+    return kept
 
 
 def clients(rows: Iterable[Row]) -> list[str]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from router_ext.core.ids import KeyId
+from router_ext.sim.answers import Answer, Kind
 from router_ext.sim.jobs import Agent, Job
 from router_ext.sim.traces import Row
 
@@ -189,6 +190,34 @@ def recorded(rows: Sequence[Row], *, max_new_tokens: int) -> Source:
                 output_tokens=min(row.output_tokens, max_new_tokens),
                 max_new_tokens=max_new_tokens,
                 guess=guesses.uniform(*_GUESS),
+            )
+
+    return jobs
+
+
+def answered(rows: Sequence[Row], kinds: Sequence[Kind], *, max_new_tokens: int) -> Source:
+    """The instants of one client of a trace; what it sends is one of the kinds, drawn by the run's seed.
+
+    Every prompt is sent once before one is sent again, each time with one of that model's answers to it.
+    """
+
+    def jobs(streams: Streams) -> Iterator[Job]:
+        guesses, answers = streams.rng("guesses"), streams.rng("answers")
+        kind = kinds[answers.randrange(len(kinds))]
+        order: list[tuple[Answer, ...]] = []
+        for row in rows:
+            if not order:
+                order = list(kind)
+                answers.shuffle(order)
+            answer = answers.choice(order.pop())
+            yield Job(
+                tenant=streams.tenant,
+                arrival_s=row.at_s,
+                input_tokens=answer.prompt.input_tokens,
+                output_tokens=min(answer.output_tokens, max_new_tokens),
+                max_new_tokens=max_new_tokens,
+                guess=guesses.uniform(*_GUESS),
+                answer=answer,
             )
 
     return jobs

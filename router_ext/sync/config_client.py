@@ -31,6 +31,7 @@ log = structlog.get_logger(__name__)
 
 Apply: TypeAlias = Callable[[ConfigSnapshot], Awaitable[None] | None]
 OnArtifact: TypeAlias = Callable[[str, ArtifactRecord, bytes], Awaitable[None] | None]
+OnArtifactRefused: TypeAlias = Callable[[str, ArtifactRecord, str], None]
 
 _LEAST_POLL_S = 0.5
 """Least time of one poll that brings nothing: a control plane that does not hold the poll is not hammered."""
@@ -41,8 +42,9 @@ class ConfigClient:
 
     ``apply`` raises ``SnapshotRefused`` (or ``ConfigError``) to refuse; whatever it raises, the last good revision
     stays and the refusal is reported by the attributes below, hence by the heartbeat. A refused revision is not tried
-    again until another one is published. ``on_artifact`` gets the bytes of each pool's predictor, verified, once per
-    digest; it raises ``ArtifactRefused`` to keep what it has.
+    again until another one is published. ``on_artifact`` gets the bytes of each pool's predictor and length model,
+    verified, once per digest, when they are in the folder; it raises ``ArtifactRefused`` to keep what it has.
+    ``on_artifact_refused`` is told why one is not used.
 
     Attributes:
         snapshot: the revision in force, None before the first.
@@ -56,6 +58,7 @@ class ConfigClient:
         *,
         apply: Apply,
         on_artifact: OnArtifact | None = None,
+        on_artifact_refused: OnArtifactRefused | None = None,
         on_changed: Callable[[], None] | None = None,
         long_poll_s: int = LONG_POLL_S,
         rng: random.Random | None = None,
@@ -71,6 +74,7 @@ class ConfigClient:
         self._store = ArtifactStore(directory / "artifacts")
         self._apply = apply
         self._on_artifact = on_artifact
+        self._on_artifact_refused = on_artifact_refused
         self._on_changed = on_changed
         self._long_poll_s = long_poll_s
         self._etag: str | None = None
@@ -78,7 +82,7 @@ class ConfigClient:
         self._artifact_backoff = Backoff(first_s=0.5, limit_s=30.0, rng=rng)
         self._ready = asyncio.Event()
         self._changed = asyncio.Event()
-        self._loaded: dict[str, str] = {}
+        self._loaded: dict[tuple[str, str], str] = {}
 
     @property
     def applied_revision(self) -> int:
@@ -234,9 +238,14 @@ class ConfigClient:
         if self.snapshot is None:
             return True
         is_complete = True
-        wanted = {pool.pool: pool.predictor for pool in self.snapshot.pools if pool.predictor is not None}
-        for pool, record in wanted.items():
-            if self._loaded.get(pool) == record.digest:
+        wanted = {
+            (pool.pool, use): record
+            for pool in self.snapshot.pools
+            for use, record in (("predictor", pool.predictor), ("length_model", pool.length_model))
+            if record is not None
+        }
+        for (pool, use), record in wanted.items():
+            if self._loaded.get((pool, use)) == record.digest:
                 continue
             try:
                 data = await self._store.fetch(self._session, record.digest)
@@ -249,11 +258,13 @@ class ConfigClient:
                 continue
             except ArtifactRefused as error:
                 log.error("artifact.refused", pool=pool, digest=record.digest[:12], reason=error.message)
+                if self._on_artifact_refused is not None:
+                    self._on_artifact_refused(pool, record, error.message)
             else:
                 log.info("artifact.loaded", pool=pool, digest=record.digest[:12], kind=record.kind)
-            self._loaded[pool] = record.digest
-        for pool in self._loaded.keys() - wanted.keys():
-            del self._loaded[pool]
+            self._loaded[pool, use] = record.digest
+        for gone in self._loaded.keys() - wanted.keys():
+            del self._loaded[gone]
         if is_complete:
             await asyncio.to_thread(self._store.prune, set(self._loaded.values()))
         return is_complete

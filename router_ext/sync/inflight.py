@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 
 from router_ext.errors import LedgerFull
-from router_ext.wire.controlplane import MomentRecord, ReasonRecord, UsageEvent
+from router_ext.wire.controlplane import MomentRecord, PredictionRecord, ReasonRecord, UsageEvent
 
 STATE, GUARD = 0, 1
 OUTPUT_TOKENS = 2
@@ -77,6 +77,8 @@ class RequestStart(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     max_new_tokens: int | None = None
     predicted_tokens: int | None = None
     predictor: str | None = None
+    prediction: PredictionRecord | None = None
+    """Without features, which are too large for a record; an event that ends undisturbed has them."""
 
 
 class InflightSlot:
@@ -110,6 +112,7 @@ class InflightSlot:
         explanation: list[str] | None = None,
         reasons: list[ReasonRecord] | None = None,
         timeline: list[MomentRecord] | None = None,
+        prediction: PredictionRecord | None = None,
     ) -> UsageEvent:
         """The usage event of this request as its words stand."""
         start = self.start
@@ -147,6 +150,7 @@ class InflightSlot:
             explanation=explanation or [],
             reasons=reasons or [],
             timeline=timeline or [],
+            prediction=prediction or start.prediction,
         )
 
 
@@ -266,6 +270,7 @@ class InflightTable:
             request=start.request[:32],
             model=start.model[:32],
             predictor=start.predictor and start.predictor[:32],
+            prediction=None,
         )
         payload = self._encoder.encode(short)
         if len(payload) > MAX_START_BYTES:

@@ -23,7 +23,7 @@ import structlog
 from router_ext.errors import LedgerFull
 from router_ext.sync.inflight import OUTCOMES, InflightSlot, InflightTable, RequestStart
 from router_ext.sync.spool import MAX_BYTES, FolderLock, Spool, SpoolBatch
-from router_ext.wire.controlplane import MomentRecord, ReasonRecord, UsageEvent
+from router_ext.wire.controlplane import MomentRecord, PredictionRecord, ReasonRecord, UsageEvent
 
 log = structlog.get_logger(__name__)
 
@@ -142,6 +142,7 @@ class Ledger:
         explanation: list[str] | None = None,
         reasons: list[ReasonRecord] | None = None,
         timeline: list[MomentRecord] | None = None,
+        prediction: PredictionRecord | None = None,
     ) -> UsageEvent:
         """Book the request with the counters as they stand and free its slot. Never raises for a full disk.
 
@@ -162,6 +163,7 @@ class Ledger:
             explanation=explanation,
             reasons=reasons,
             timeline=timeline,
+            prediction=prediction,
         )
         self._book(slot, event)
         self.n_finished += 1

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from router_ext.sync.config_client import Apply, ConfigClient, OnArtifact
+from router_ext.sync.config_client import Apply, ConfigClient, OnArtifact, OnArtifactRefused
 from router_ext.sync.heartbeat import HeartbeatClient
 from router_ext.sync.ledger import Ledger
 from router_ext.sync.session import ControlPlaneSession
@@ -32,13 +32,19 @@ class ControlPlaneLink:
         apply: Apply,
         build_heartbeat: Callable[[], Heartbeat],
         on_artifact: OnArtifact | None = None,
+        on_artifact_refused: OnArtifactRefused | None = None,
     ) -> None:
         self._session = ControlPlaneSession(url, token)
         self._ledger = ledger
         self.heartbeat = HeartbeatClient(self._session, build_heartbeat)
         self.usage = UsageClient(self._session, ledger, router=router)
         self.config = ConfigClient(
-            self._session, directory, apply=apply, on_artifact=on_artifact, on_changed=self.heartbeat.notify
+            self._session,
+            directory,
+            apply=apply,
+            on_artifact=on_artifact,
+            on_artifact_refused=on_artifact_refused,
+            on_changed=self.heartbeat.notify,
         )
 
     async def start(self) -> bool:

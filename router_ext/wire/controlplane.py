@@ -128,6 +128,9 @@ class PoolRecord(msgspec.Struct, frozen=True, kw_only=True):
     backends: list[BackendRecord] = []
     tokenizer_path: str | None = None
     predictor: ArtifactRecord | None = None
+    """Empirical quantiles: the fallback."""
+    length_model: ArtifactRecord | None = None
+    """The trained model of output lengths, if one was promoted for this pool."""
 
 
 class ConfigSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,6 +172,29 @@ class MomentRecord(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     backend: str | None = None
     tokens: int = 0
+
+
+class PredictionRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What was predicted of a request's output when it arrived, and what a model can learn from.
+
+    quantiles: output tokens at ``predict.baseline.LEVELS``, as the scheduler was told them; None: nothing was known.
+    source: whose prediction that is: ``model``, ``memory`` (a prompt that was answered before), ``key``, ``tenant``,
+        ``pool`` (empirical quantiles) or ``default``.
+    fallback: the empirical quantiles of the same instant, which any model has to beat; None: too few answers.
+    fallback_reason: why a pool with a model used its fallback (``late``, ``down``, ``absurd``), else None.
+    runaway: probability of more than 2,000 tokens; None without a model.
+    length_model: digest of the model that was asked.
+    features: hashed features of the prompt (never its text) in the packed form of ``feature_version``.
+    """
+
+    quantiles: list[int] | None = None
+    source: str = "default"
+    fallback: list[int] | None = None
+    fallback_reason: str | None = None
+    runaway: float | None = None
+    length_model: str | None = None
+    features: bytes | None = None
+    feature_version: int | None = None
 
 
 class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -213,6 +239,7 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
     explanation: list[str] = []
     reasons: list[ReasonRecord] = []
     timeline: list[MomentRecord] = []
+    prediction: PredictionRecord | None = None
 
 
 class UsageBatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -285,6 +312,14 @@ class PoolState(msgspec.Struct, frozen=True, kw_only=True):
     tenants: list[TenantState] = []
     groups: list[GroupState] = []
     predictor_digest: str | None = None
+    length_model_digest: str | None = None
+    """The trained model that answers; None: none loaded, the fallback predicts."""
+    length_model_refused: str | None = None
+    """Why the pool's model of the configuration is not the one that answers."""
+    predictions_total: dict[str, int] = {}
+    """Requests since the router's start by ``PredictionRecord.source``."""
+    prediction_fallbacks_total: dict[str, int] = {}
+    """Requests of pools with a model that used the fallback, by reason."""
     bound_service: float | None = None
     largest_gap_service: float | None = None
     bound_terms: BoundTerms | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -15,7 +16,9 @@ import msgspec
 from django.conf import settings
 from django.db import connection
 from django.test import Client
+from django.urls import reverse
 
+from controlplane.accounts import actions as account_actions
 from controlplane.accounts.actions import issue_token
 from controlplane.accounts.models import Role, User
 from controlplane.common.actor import Actor, system_actor
@@ -28,14 +31,26 @@ from controlplane.tenants.actions import create_group, create_tenant
 from controlplane.tenants.models import Group, Tenant
 from controlplane.tiers.actions import create_tier
 from controlplane.tiers.models import Tier
+from controlplane.training.models import Artifact, Evaluation, Job, JobState
 from router_ext.ops.embedded import free_port
-from router_ext.wire.controlplane import UsageBatch, UsageEvent
+from router_ext.wire.controlplane import PredictionRecord, UsageBatch, UsageEvent
 
 _numbers = count(1)
+PASSWORD = "correct horse battery staple"
 
 
 def make_user(*, role: str = Role.OPERATOR, email: str | None = None, password: str | None = None) -> User:
     return User.objects.create_user(email or f"person{next(_numbers)}@example.test", password, role=role)
+
+
+def signed_in(role: str) -> Client:
+    """A client with a session of a person who has chosen a password."""
+    user, one_time = account_actions.create_user(actor=system_actor("test"), email=f"{role}@example.org", role=role)
+    account_actions.change_password(actor=user.actor, user=user, old_password=one_time, new_password=PASSWORD)
+    client = Client()
+    answer = client.post(reverse("console:sign_in"), {"email": user.email, "password": PASSWORD})
+    assert answer.status_code == 302, answer.content
+    return client
 
 
 def make_tier(actor: Actor, name: str, **fields: Any) -> Tier:
@@ -68,6 +83,35 @@ def make_backend(actor: Actor, pool: Pool, **fields: Any) -> Backend:
 
 def make_key(actor: Actor, tenant: Tenant, pool: Pool, **fields: Any) -> tuple[ApiKey, str]:
     return issue_key(actor=actor, tenant_id=tenant.id, default_pool=pool.id, **{"name": "a key", **fields})
+
+
+def make_length_model(word: str, **fields: Any) -> Artifact:
+    """An artifact of kind mixture, whose bytes nobody reads."""
+    body = word.encode()
+    given = {"kind": "mixture", "digest": hashlib.sha256(body).hexdigest(), "body": body, "n_bytes": len(body)}
+    return Artifact.objects.create(**{**given, **fields})
+
+
+def make_evaluation(artifact: Artifact, pool: Pool, *, is_passed: bool = True, **fields: Any) -> Evaluation:
+    job = Job.objects.create(kind="mixture", state=JobState.SUCCEEDED, requested_by="test", artifact=artifact)
+    contenders = {"candidate": {"pinball": 0.25, "rank": 0.7}, "fallback": {"pinball": 0.3, "rank": 0.2}}
+    given = {"n_rows": 500, "contenders": contenders, "reason": "said so", "is_passed": is_passed}
+    return Evaluation.objects.create(job=job, artifact=artifact, pool=pool.id, **{**given, **fields})
+
+
+def predicted_event(**fields: Any) -> UsageEvent:
+    """A request with a prediction of a trained model and features; fields of ``PredictionRecord`` or of the event."""
+    record = {
+        "quantiles": [10, 20, 50, 100, 200, 300, 400],
+        "source": "model",
+        "fallback": [5, 10, 20, 40, 80, 160, 320],
+        "runaway": 0.01,
+        "length_model": "d" * 64,
+        "features": b"\x01features",
+        "feature_version": 1,
+    }
+    record |= {name: fields.pop(name) for name in PredictionRecord.__struct_fields__ if name in fields}
+    return usage_event(**{"prediction": PredictionRecord(**record), **fields})
 
 
 def usage_event(**fields: Any) -> UsageEvent:

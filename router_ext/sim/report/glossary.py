@@ -119,6 +119,13 @@ MEASURES: Mapping[str, Measure] = {
     "mean_running": Measure(
         "running", Better.HIGHER, _fraction(1), "Requests that run on the servers at once, mean over time."
     ),
+    "ttft_p99_s": Measure(
+        "TTFT p99, all",
+        Better.LOWER,
+        duration,
+        "Arrival to first token over all requests of all tenants; one that has shown nothing when the run is over "
+        "counts with what it has waited by then.",
+    ),
     "completion_mean_s": Measure(
         "completion, mean",
         Better.LOWER,

@@ -39,8 +39,9 @@ class Study:
     """See the module.
 
     Attributes:
-        recordings: by policy, in the order of the seeds: at least one of each, all with the same tenants.
-        result: what ``fairlane simulate --json`` prints for them.
+        recordings: by policy (and predictor, if there are several), in the order of the seeds: at least one of each,
+            all with the same tenants; each calls its policy by that name.
+        result: what ``fairlane simulate --json`` prints for them, in the same order.
         settings: label and value of everything that was chosen beside suite, policies and seeds.
         command: the command that does all this again.
     """
@@ -92,12 +93,12 @@ class Study:
     @cached_property
     def metrics(self) -> dict[str, Mapping[str, float | None]]:
         """By policy: means over the seeds."""
-        return {entry["policy"]: entry["metrics"] for entry in self.result["results"]}
+        return {name: entry["metrics"] for name, entry in zip(self.policies, self.result["results"], strict=True)}
 
     @cached_property
     def tenants(self) -> dict[str, Mapping[str, Mapping[str, Any]]]:
         """By policy and tenant: means over the seeds."""
-        return {entry["policy"]: entry["tenants"] for entry in self.result["results"]}
+        return {name: entry["tenants"] for name, entry in zip(self.policies, self.result["results"], strict=True)}
 
     @cached_property
     def members(self) -> list[Member]:

@@ -24,14 +24,17 @@ from controlplane.rollout.models import Revision
 from controlplane.rollout.queries import current_body
 from controlplane.tenants.models import Tenant
 from controlplane.training.actions import start_job
+from controlplane.training.promotion import promote
 from router_ext.core.config import KNOBS, policy_names
 from router_ext.wire.controlplane import ConfigSnapshot
 from tests.support.control_plane import (
     ApiClient,
     api_client,
     make_backend,
+    make_evaluation,
     make_group,
     make_key,
+    make_length_model,
     make_pool,
     make_tenant,
     make_tier,
@@ -59,11 +62,15 @@ def world(system: Actor, operator: User) -> World:
     free_pool = make_pool(system)
     router, _ = create_router(actor=system, name="spare")
     token, _ = issue_token(actor=system, user=operator, name="spare", scopes=["admin.read"])
+    serving, better = make_length_model("serving"), make_length_model("better")
+    for model in (serving, better):
+        make_evaluation(model, pool)
+    promote(actor=system, pool_id=pool.id, artifact_id=serving.id, reason="better than none")
     return World(
         ids={
             "tenants": tenant.id, "keys": key.id, "backends": backend.id, "tiers": free_tier.id, "pools": free_pool.id,
             "groups": free_group.id,
-            "routers": router.id, "tokens": token.id, "pool_in_use": pool.id,
+            "routers": router.id, "tokens": token.id, "pool_in_use": pool.id, "artifacts": better.id,
         }
     )  # fmt: skip
 
@@ -99,6 +106,16 @@ MUTATIONS: dict[tuple[str, str], tuple[Callable[[World], Any], str]] = {
     ("POST", "/routers/{id}/renew-token"): (lambda w: None, "router.token_renewed"),
     ("POST", "/training-jobs"): (lambda w: {"kind": "baseline"}, "job.queued"),
     ("POST", "/training-jobs/{id}/cancel"): (lambda w: None, "job.cancelled"),
+    ("POST", "/promotions"): (
+        lambda w: {"pool": w.ids["pool_in_use"], "artifact": w.ids["artifacts"], "reason": "it is better"},
+        "pool.length_model_promoted",
+    ),
+    ("POST", "/promotions/roll-back"): (
+        lambda w: {"pool": w.ids["pool_in_use"], "reason": "it is worse"}, "pool.length_model_rolled_back",
+    ),
+    ("POST", "/promotions/demote"): (
+        lambda w: {"pool": w.ids["pool_in_use"], "reason": "we do without"}, "pool.length_model_demoted",
+    ),
     ("POST", "/tokens"): (lambda w: {"name": "new", "scopes": ["admin.read"]}, "token.issued"),
     ("POST", "/tokens/{id}/revoke"): (lambda w: None, "token.revoked"),
 }  # fmt: skip
@@ -170,7 +187,8 @@ def test_a_mutation_needs_the_write_scope_of_an_operator(
 
 READABLE = (
     "/tenants", "/groups", "/keys", "/tiers", "/pools", "/backends", "/routers", "/revisions", "/audit",
-    "/training-jobs", "/tokens", "/usage/report", "/usage/quarantine",
+    "/training-jobs", "/artifacts", "/promotions", "/predictor/drift", "/predictor/samples",
+    "/tokens", "/usage/report", "/usage/quarantine",
 )  # fmt: skip
 
 
@@ -334,15 +352,29 @@ def test_pages_hold_everything_once_though_rows_are_added_meanwhile(api: ApiClie
     assert seen == sorted(wanted, reverse=True)
 
 
-@pytest.mark.parametrize("path", ["/tenants", "/keys", "/pools", "/backends", "/routers", "/tokens", "/training-jobs"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/tenants",
+        "/keys",
+        "/pools",
+        "/backends",
+        "/routers",
+        "/tokens",
+        "/training-jobs",
+        "/artifacts",
+        "/promotions",
+    ],
+)
 def test_a_list_takes_the_same_number_of_queries_whatever_its_length(
     api: ApiClient, system: Actor, world: World, django_assert_max_num_queries: Any, path: str
 ) -> None:
     tenant, pool = make_tenant(system), make_pool(system, aliases=["a", "b"])
-    for _ in range(10):
+    for n in range(10):
         make_key(system, tenant, pool, tiers=["standard"], default_tier="standard")
         make_backend(system, make_pool(system))
         make_tenant(system)
+        make_evaluation(make_length_model(f"model {n}"), pool)
     api.send("GET", path)
     with django_assert_max_num_queries(5):
         assert api.send("GET", path).status_code == 200

@@ -64,8 +64,8 @@ class TestIngestion:
         assert row.first_token_at == from_us(event.first_token_us or 0)
         assert to_us(row.arrived_at) == event.arrived_at_us
         times = {"arrived_at_us", "ended_at_us", "first_dispatch_us", "first_token_us"}
-        # Kept beside the row, for those that waited.
-        times |= {"explanation", "reasons", "timeline"}
+        # Kept beside the row, the explanation for those that waited.
+        times |= {"explanation", "reasons", "timeline", "prediction"}
         for name, value in msgspec.to_builtins(event).items():
             if name not in times:
                 assert getattr(row, name) == value, name

@@ -90,7 +90,7 @@ def test_router_accepts_its_variables(compose: dict, tmp_path: Path) -> None:
     assert (settings.host, settings.port, settings.drain_limit_s) == ("0.0.0.0", 8080, 60)
 
 
-@pytest.mark.parametrize("service", ["migrate", "controlplane", "worker", "beat"])
+@pytest.mark.parametrize("service", ["migrate", "controlplane", "worker", "trainer", "beat"])
 def test_control_plane_reads_its_secrets_from_files(service: str, compose: dict, tmp_path: Path) -> None:
     environment = _substituted(compose["services"][service]["environment"])
     shutil.copy(DOCKER / "make-secrets.sh", tmp_path)

@@ -120,7 +120,7 @@ def test_first_start_kill_second_start_and_orderly_stop(start: Callable[..., Up]
     assert "is in use" in second.printed
 
     family = _family(state)
-    assert set(family) == {"model server", "console", "worker", "beat", "router", "postgres", "valkey"}
+    assert set(family) == {"model server", "console", "worker", "trainer", "beat", "router", "postgres", "valkey"}
     os.kill(family["router"], signal.SIGKILL)
     assert process.wait_until(lambda: "router started again (restart 1)" in first.printed, limit_s=30)
     assert "router was ended by SIGKILL" in first.printed
@@ -152,7 +152,7 @@ def test_first_start_kill_second_start_and_orderly_stop(start: Callable[..., Up]
     family = _family(state)
     assert third.end(signal.SIGTERM) == 0
     stopped = re.findall(r"stopping (.*)", third.printed)
-    assert stopped == ["router", "beat", "worker", "console", "Valkey", "PostgreSQL", "model server"]
+    assert stopped == ["router", "beat", "trainer", "worker", "console", "Valkey", "PostgreSQL", "model server"]
     assert all(map(_gone, family.values()))
     assert not (state / "run.json").exists()
 

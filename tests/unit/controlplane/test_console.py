@@ -35,21 +35,11 @@ from controlplane.tiers.models import Tier
 from controlplane.training.actions import cancel_job, start_job
 from router_ext.core.config import KNOBS, policy_pages
 from router_ext.wire.controlplane import GroupState, Heartbeat, PoolState, TenantState
+from tests.support.control_plane import PASSWORD, signed_in
 
 pytestmark = pytest.mark.django_db
 
-PASSWORD = "correct horse battery staple"
 SYSTEM = system_actor("test")
-
-
-def signed_in(role: str) -> Client:
-    """A client with a session of a person who has chosen a password."""
-    user, one_time = account_actions.create_user(actor=SYSTEM, email=f"{role}@example.org", role=role)
-    account_actions.change_password(actor=user.actor, user=user, old_password=one_time, new_password=PASSWORD)
-    client = Client()
-    answer = client.post(reverse("console:sign_in"), {"email": user.email, "password": PASSWORD})
-    assert answer.status_code == 302, answer.content
-    return client
 
 
 @pytest.fixture
@@ -102,7 +92,7 @@ def test_the_address_after_sign_in_stays_on_this_host() -> None:
 
 PAGES = ("live", "live_fragment", "tenants", "tenant_new", "groups", "group_new", "tiers", "tier_new", "pools",
          "pool_new", "pool_policies",
-         "usage", "usage_csv", "usage_quarantine", "jobs", "jobs_fragment", "audit", "tokens")  # fmt: skip
+         "usage", "usage_csv", "usage_quarantine", "predictor", "predictor_fragment", "audit", "tokens")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -349,7 +339,7 @@ def test_tenants_are_paged_by_short_name(operator: Client, platform: None, monke
 
 
 @pytest.mark.parametrize(
-    "name", ["tenants", "tenant", "groups", "tiers", "pools", "jobs", "audit", "tokens", "live", "usage"]
+    "name", ["tenants", "tenant", "groups", "tiers", "pools", "predictor", "audit", "tokens", "live", "usage"]
 )
 def test_a_page_asks_the_database_no_more_often_when_there_is_more_to_show(
     name: str, operator: Client, platform: None

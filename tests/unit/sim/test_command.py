@@ -30,6 +30,7 @@ METRICS = {
     "resumed_prefill_ratio",
     "kv_occupancy",
     "mean_running",
+    "ttft_p99_s",
     "completion_mean_s",
     "violations_ratio",
     "capacity_rps",
@@ -54,7 +55,7 @@ def test_the_result_has_the_stated_shape(capsys: pytest.CaptureFixture[str]) -> 
     assert result["seeds"] == [1, 2]
     assert [entry["policy"] for entry in result["results"]] == ["fifo", "slo-fair"]
     for entry in result["results"]:
-        assert set(entry) == {"policy", "metrics", "tenants"}
+        assert set(entry) == {"policy", "predictor", "metrics", "tenants"}
         assert set(entry["metrics"]) == METRICS
         assert list(entry["tenants"]) == ["client0", "client1"]
         for values in entry["tenants"].values():
@@ -109,6 +110,7 @@ def test_the_tables_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
         (["trace", "absent.csv"], 1, "absent.csv: No such file"),
         (["light", "x.csv"], 1, "suite light takes no file"),
         (["light", "--rate", "2"], 1, "suite light has no rate"),
+        (["trace", "x.csv", "--span", "0"], 2, "0 is not a number of seconds above 0"),
         (["lihgt"], 2, "invalid choice: 'lihgt'"),
         (["light", "--policy", "fare"], 2, "invalid choice: 'fare'"),
         (["light", "--seeds", "0"], 2, "0 is not a whole number from 1 on"),

@@ -1,0 +1,150 @@
+"""What router and prediction worker say to each other over their socket.
+
+    frame = length of the payload (u32, little endian) | payload (msgpack)
+
+    router                      worker
+    Assign(pool, digest)  -->           which model answers for a pool, None: none; any number of times
+                          <--   Assigned, or with the reason why the model before stays
+    Ask(id, prompt, ...)  -->           all that wait together are one batch
+                          <--   Answers, one per batch, in the order of the questions
+    Ended(id, tokens)     -->           what the answer of that question proved to be
+                          <--   Ready, once, when it can answer
+
+Prompts travel here as bounded pieces of text and go no further: neither side keeps, logs or writes them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import msgspec
+
+MAX_FRAME_BYTES = 8 << 20
+"""Far above the largest batch of answers; a larger number is a stream out of step."""
+
+_LENGTH = struct.Struct("<I")
+
+
+class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
+    """How long will this answer be?
+
+    Attributes:
+        prompt: as the client sent it, bounded (``predict.prompts``): a text, or the turns of a chat as (role, text).
+        model: name of the pool, as in the books. max_new_tokens: 0 if the client stated none.
+        base: empirical quantiles of the same instant, None if too few answers are known.
+    """
+
+    id: int
+    pool: str
+    model: str
+    tenant: str
+    key: str
+    prompt: str | list[tuple[str, str]]
+    is_chat: bool
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    is_greedy: bool
+    has_stop: bool
+    base: tuple[int, ...] | None = None
+
+
+class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
+    """The answer of a question is over. ``is_complete``: it came to its natural end; else it is longer than this."""
+
+    id: int
+    output_tokens: int
+    is_complete: bool
+
+
+class Assign(msgspec.Struct, frozen=True, array_like=True, tag="assign"):
+    """The model of a pool: its digest and the file that holds it."""
+
+    pool: str
+    digest: str | None = None
+    path: str = ""
+
+
+class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
+    """The worker answers. ``known``: prompts and histories it has from before."""
+
+    pid: int
+    known: int
+
+
+class Assigned(msgspec.Struct, frozen=True, array_like=True, tag="assigned"):
+    """What became of ``Assign`` of ``digest``: ``current`` answers; if that is another one, ``refused`` says why."""
+
+    pool: str
+    digest: str | None
+    current: str | None
+    refused: str | None = None
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True):
+    """One prediction.
+
+    Attributes:
+        quantiles: at ``core.survival.LEVELS``; None: neither a model nor the memory says anything.
+        source: ``model`` or ``memory``, empty without quantiles. runaway: None without a model.
+        features: packed, for training; None: none were made. model: digest of the model that was asked.
+    """
+
+    id: int
+    quantiles: tuple[float, ...] | None
+    source: str
+    runaway: float | None
+    features: bytes | None
+    feature_version: int | None
+    model: str | None
+
+
+class Answers(msgspec.Struct, frozen=True, array_like=True, tag="answers"):
+    """The answers of one batch. ``seconds``: what it took. ``refused``: ids whose prompt tripped a defect."""
+
+    answers: list[Answer]
+    seconds: float
+    refused: list[int] = []
+
+
+ToWorker: TypeAlias = Ask | Ended | Assign
+FromWorker: TypeAlias = Ready | Assigned | Answers
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def frame(message: ToWorker | FromWorker) -> bytes:
+    """Bytes of one message."""
+    payload = _encode(message)
+    return _LENGTH.pack(len(payload)) + payload
+
+
+class Frames:
+    """Payloads out of a byte stream, however it is cut."""
+
+    __slots__ = ("_data",)
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Payloads that are complete by now.
+
+        Raises:
+            ValueError: the stream is out of step.
+        """
+        held = self._data
+        held += data
+        at = 0
+        while len(held) - at >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(held, at)
+            if length > MAX_FRAME_BYTES:
+                raise ValueError(f"a frame of {length} bytes")
+            end = at + _LENGTH.size + length
+            if len(held) < end:
+                break
+            yield bytes(held[at + _LENGTH.size : end])
+            at = end
+        del held[:at]

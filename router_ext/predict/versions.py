@@ -1,0 +1,4 @@
+"""Versions that processes without numpy compare."""
+
+FEATURE_VERSION = 1
+"""Of ``features``: stored with every sample and every model, and raised with anything there that changes a number."""

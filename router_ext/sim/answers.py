@@ -1,0 +1,153 @@
+"""Real answers: prompts, and how long models' answers to them were, from a folder of ``prompts.jsonl.gz`` and
+``outputs.csv.gz`` (searched recursively; several pairs are joined).
+
+A trace says when clients send, not what: with answers each of its clients becomes one source of prompts and one model,
+and each of its requests one prompt with the length of a real answer. Half of the prompts are replayed, those whose
+digest is even; a model of lengths is trained on the others.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import io
+import json
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from router_ext.errors import SimulationError
+from router_ext.sim.traces import MAX_TOKENS
+
+PROMPTS, OUTPUTS = "prompts.jsonl.gz", "outputs.csv.gz"
+_LEAST_PROMPTS = 10
+"""A source and model with fewer prompts to replay makes no client: it would send the same few over and over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """What a client sends. ``text`` is what a predictor may read."""
+
+    prompt_id: str
+    source: str
+    text: str
+    input_tokens: int
+
+    @property
+    def is_replayed(self) -> bool:
+        """Whether simulations send it; else models may be trained on it."""
+        return hashlib.blake2b(self.text.encode(), digest_size=1).digest()[0] % 2 == 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One real answer: its model, its sampling parameters (None: not known), its length."""
+
+    prompt: Prompt
+    model: str
+    max_new_tokens: int | None
+    temperature: float | None
+    top_p: float | None
+    output_tokens: int
+
+
+Kind: TypeAlias = tuple[tuple[Answer, ...], ...]
+"""What one client sends: the answers of one model to each prompt of one source."""
+
+
+@cache
+def kinds(folder: Path) -> Mapping[tuple[str, str], Kind]:
+    """By source and model, in their order: the answers to the prompts that are replayed.
+
+    Raises:
+        SimulationError: naming file, row, column, value and what is accepted.
+    """
+    found: dict[tuple[str, str], dict[str, list[Answer]]] = {}
+    for answer in read_answers(folder):
+        prompt = answer.prompt
+        if prompt.is_replayed:
+            by_prompt = found.setdefault((prompt.source, answer.model), {})
+            by_prompt.setdefault(prompt.prompt_id, []).append(answer)
+    enough = {
+        name: tuple(map(tuple, found[name].values())) for name in sorted(found) if len(found[name]) >= _LEAST_PROMPTS
+    }
+    if not enough:
+        raise SimulationError(
+            f"{folder}: no source and model with answers to {_LEAST_PROMPTS} prompts that are replayed"
+        )
+    return enough
+
+
+def read_answers(folder: Path) -> Iterator[Answer]:
+    """All answers of a folder, file by file.
+
+    Raises:
+        SimulationError: naming file, row, column, value and what is accepted.
+    """
+    directories = sorted(path.parent for path in folder.rglob(OUTPUTS))
+    if not directories:
+        raise SimulationError(f"{folder}: no {OUTPUTS} in it or below")
+    for directory in directories:
+        prompts = dict(_prompts(directory / PROMPTS))
+        yield from _answers(directory / OUTPUTS, prompts)
+
+
+def _prompts(path: Path) -> Iterator[tuple[str, Prompt]]:
+    # Not splitlines, which takes characters for line ends that may stand within a prompt.
+    for number, line in enumerate(_text(path).removesuffix("\n").split("\n"), 1):
+        try:
+            plain = json.loads(line)
+            prompt = Prompt(
+                prompt_id=str(plain["prompt_id"]),
+                source=str(plain["source"]),
+                text=str(plain["text"]),
+                input_tokens=max(1, int(plain["in_tokens"])),
+            )
+        except (ValueError, TypeError, KeyError) as error:
+            raise SimulationError(f"{path} row {number}: not a prompt ({type(error).__name__}: {error})") from error
+        yield prompt.prompt_id, prompt
+
+
+def _answers(path: Path, prompts: Mapping[str, Prompt]) -> Iterator[Answer]:
+    reader = csv.DictReader(io.StringIO(_text(path), newline=""))
+    number = 1
+    try:
+        for number, row in enumerate(reader, 2):
+            prompt = prompts.get(row["prompt_id"])
+            if prompt is None:
+                raise SimulationError(f"{path} row {number}: prompt {row['prompt_id'][:40]!r} is not in {PROMPTS}")
+            yield Answer(
+                prompt=prompt,
+                model=row["model"],
+                max_new_tokens=_number(row, "max_new_tokens", int),
+                temperature=_number(row, "temperature", float),
+                top_p=_number(row, "top_p", float),
+                output_tokens=_length(row, path, number),
+            )
+    except (csv.Error, KeyError, ValueError) as error:
+        raise SimulationError(f"{path} row {number}: {type(error).__name__}: {error}") from error
+
+
+def _number(row: Mapping[str, str], column: str, kind: type[Any]) -> Any:
+    text = row[column]
+    return kind(text) if text else None
+
+
+def _length(row: Mapping[str, str], path: Path, number: int) -> int:
+    value = int(row["out_tokens"])
+    if not 1 <= value <= MAX_TOKENS:
+        raise SimulationError(
+            f"{path} row {number}, column out_tokens: {value} is not a whole number from 1 to {MAX_TOKENS:,}"
+        )
+    return value
+
+
+def _text(path: Path) -> str:
+    try:
+        return gzip.decompress(path.read_bytes()).decode()
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise SimulationError(f"{path}: {error}") from error

@@ -1,0 +1,152 @@
+"""What a predicted distribution changes: slices, what is expected of running and waiting answers, what it teaches."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from router_ext.core.actions import Dispatch
+from router_ext.core.events import Finished, Preempted, SliceEnded
+from router_ext.core.ids import RequestId
+from router_ext.core.lengths import LEAST_SLICE
+from router_ext.core.scheduler import Scheduler
+from router_ext.core.survival import Survival, next_look
+from tests.unit.core.builders import arrival, pool, started, tokens
+
+FEW = (50, 60, 80, 100, 150, 220, 300)
+"""A prediction whose 0.97 quantile is 378."""
+
+
+def state(scheduler: Scheduler, name: str) -> dict[str, Any]:
+    return next(r for r in scheduler.snapshot()["requests"] if r["request"] == name)
+
+
+def slices(actions: list[Any]) -> dict[str, int]:
+    return {str(a.request_id): a.slice_tokens for a in actions if isinstance(a, Dispatch)}
+
+
+def test_a_slice_is_the_quantile_of_its_own_request() -> None:
+    """As long as somebody waits for what it leaves; and no slice is shorter than the least one."""
+    scheduler = started(pool(kv=1_000))
+    scheduler.handle(arrival("r0", prompt=100, cap=890, quantiles=FEW), 0.0)
+    scheduler.handle(arrival("r1", prompt=100, cap=900, quantiles=FEW), 0.1)
+    scheduler.handle(arrival("r2", prompt=100, cap=900, quantiles=(10,) * 7), 0.2)
+    scheduler.handle(arrival("r3", prompt=900, cap=90), 0.3)
+    actions = scheduler.handle(Finished(request_id=RequestId("r0")), 1.0)
+    level = scheduler.stats().slice_level
+    assert slices(actions) == {"r1": Survival(FEW).total(0, level), "r2": LEAST_SLICE}
+    assert slices(actions)["r1"] == 378
+    assert f"long enough for {level:.1%} of such answers" in scheduler.timeline(RequestId("r1"))[-1].text
+    scheduler.handle(Finished(request_id=RequestId("r1")), 2.0)
+    scheduler.handle(Finished(request_id=RequestId("r2")), 2.0)
+    scheduler.handle(Finished(request_id=RequestId("r3")), 3.0)
+    scheduler.handle(arrival("r4", prompt=100, cap=890, quantiles=FEW), 9.0)
+    assert scheduler.timeline(RequestId("r4"))[-1].tokens == 890
+    assert "long enough" not in scheduler.timeline(RequestId("r4"))[-1].text
+
+
+def test_a_continuation_goes_by_what_has_been_written() -> None:
+    sharp = (300, 310, 320, 330, 340, 350, 360)
+    scheduler = started(pool(kv=2_000))
+    scheduler.handle(arrival("r0", prompt=500, cap=2_000, quantiles=sharp), 0.0)
+    scheduler.handle(arrival("r1", prompt=500, cap=2_000, quantiles=sharp), 0.1)
+    scheduler.handle(arrival("r2", prompt=1_900, cap=90, quantiles=sharp), 0.1)
+    actions = scheduler.handle(Finished(request_id=RequestId("r0")), 1.0)
+    level = scheduler.stats().slice_level
+    first = slices(actions)["r1"]
+    assert first == Survival(sharp).total(0, level) < 380
+    scheduler.handle(tokens("r1", first), 2.0)
+    over = SliceEnded(request_id=RequestId("r1"), dropped_tokens=0, next_prompt_tokens=500 + first)
+    actions = scheduler.handle(over, 3.0)
+    assert slices(actions)["r1"] == Survival(sharp).total(first, level) - first > 300
+
+
+def test_what_is_expected_of_a_running_answer_follows_what_it_has_written() -> None:
+    scheduler = started(pool(kv=10_000))
+    scheduler.handle(arrival("r0", prompt=100, cap=2_000, quantiles=FEW), 0.0)
+    assert state(scheduler, "r0")["predicted_output_tokens"] == 100
+    for produced in range(1, 400):
+        scheduler.handle(tokens("r0"), float(produced))
+        assert state(scheduler, "r0")["predicted_output_tokens"] >= min(produced, 100)
+    looks = [0]
+    while next_look(looks[-1]) < 400:
+        looks.append(next_look(looks[-1]))
+    # Half of those that reach the last look go on that far.
+    assert state(scheduler, "r0")["predicted_output_tokens"] == Survival(FEW).total(looks[-1], 0.5) > 450
+
+
+def test_nobody_is_expected_to_pass_the_cap() -> None:
+    scheduler = started(pool(kv=10_000))
+    scheduler.handle(arrival("r0", prompt=100, cap=90, quantiles=FEW), 0.0)
+    assert state(scheduler, "r0")["predicted_output_tokens"] == 90
+    scheduler.handle(tokens("r0", 80), 1.0)
+    assert state(scheduler, "r0")["predicted_output_tokens"] == 90
+
+
+def test_what_waits_is_counted_by_its_mean() -> None:
+    scheduler = started(pool(kv=500))
+    scheduler.handle(arrival("r0", prompt=100, cap=400), 0.0)
+    for index in range(10):
+        scheduler.handle(arrival(f"w{index}", prompt=100, cap=300, quantiles=FEW), 0.1)
+    scheduler.handle(tokens("r0", 100), 1.0)
+    scheduler.handle(tokens("r0", 100), 3.0)
+    rate = scheduler.stats().output_tokens_per_s
+    assert rate is not None
+    mean = round(Survival(FEW).expected_rest(0, 300))
+    assert 100 < mean < 150
+    assert scheduler.drain_estimate() == pytest.approx(10 * mean / rate)
+
+
+def taught(lengths: list[int], *, prefill_rate: float, decode_s: float) -> Scheduler:
+    """A pool that holds one request at a time, others waiting; each writes so much, in slices where it must."""
+    scheduler = started(pool(kv=1_000))
+    actions = []
+    for number in range(len(lengths) + 1):
+        actions += scheduler.handle(arrival(f"q{number}", prompt=500, cap=900, quantiles=FEW), 0.0)
+    now = 0.0
+    sizes = slices(actions)
+    for number, length in enumerate(lengths):
+        name, done = f"q{number}", 0
+        while done < length:
+            now += (500 + done) / prefill_rate
+            scheduler.handle(tokens(name, 1), now)
+            now += decode_s
+            written = min(sizes[name], length - done)
+            if written > 1:
+                scheduler.handle(tokens(name, written - 1), now)
+            done += written
+            if done < length:
+                over = SliceEnded(request_id=RequestId(name), dropped_tokens=0, next_prompt_tokens=500 + done)
+                sizes = slices(scheduler.handle(over, now))
+        sizes = slices(scheduler.handle(Finished(request_id=RequestId(name)), now))
+    return scheduler
+
+
+def test_the_level_is_learned_from_what_slices_cost() -> None:
+    """KV that stands empty pulls it down, and the less so the dearer it is to send a prompt again."""
+    mixed = [*[60] * 5, 430] * 12
+    cheap = taught(mixed, prefill_rate=500.0, decode_s=19.0).stats()
+    assert cheap.long_token_s == pytest.approx(20.0 / 999, rel=0.05)
+    assert cheap.short_token_s is not None
+    assert cheap.slice_level < 0.96
+    dear = taught(mixed, prefill_rate=50.0, decode_s=10.0).stats()
+    assert dear.short_token_s == pytest.approx(10.0 * cheap.short_token_s, rel=0.1)
+    assert cheap.slice_level < dear.slice_level
+
+
+def test_requests_without_a_distribution_teach_nothing_and_change_nothing() -> None:
+    """The two events differ in nothing but what is not given."""
+    scheduler = started(pool(kv=1_000))
+    scheduler.handle(arrival("r0", prompt=100, cap=890), 0.0)
+    scheduler.handle(arrival("r1", prompt=100, cap=900, slice_tokens=200), 0.1)
+    scheduler.handle(arrival("r2", prompt=100, cap=900, slice_tokens=200), 0.1)
+    actions = scheduler.handle(Finished(request_id=RequestId("r0")), 1.0)
+    assert slices(actions)["r1"] == 200
+    scheduler.handle(tokens("r1", 199), 2.0)
+    scheduler.handle(Preempted(request_id=RequestId("r1"), dropped_tokens=0, next_prompt_tokens=0), 2.0)
+    assert state(scheduler, "r1")["predicted_output_tokens"] == 256
+    scheduler.handle(Finished(request_id=RequestId("r1")), 3.0)
+    stats = asdict(scheduler.stats())
+    assert (stats["slice_level"], stats["short_token_s"], stats["long_token_s"]) == (0.97, None, None)
