@@ -23,7 +23,6 @@ from router_ext.core.events import RequestSpec
 from router_ext.core.explain import Reason, WaitClock, waiting_reasons
 from router_ext.core.fairness.base import FairnessPolicy, Standing
 from router_ext.core.fleet import Fleet
-from router_ext.core.fractile import SliceLevel
 from router_ext.core.ids import RequestId
 from router_ext.core.kv import TGI_NEW_TOKENS_CAP
 from router_ext.core.lanes import Lane
@@ -31,6 +30,7 @@ from router_ext.core.lengths import LEAST_SLICE, Lengths
 from router_ext.core.lifecycle import State, Trigger, advance
 from router_ext.core.queues import Tenant, TierQueue, WaitingRoom
 from router_ext.core.request import Request
+from router_ext.core.sizing import KvPrice, cheapest
 from router_ext.core.slicing import plan
 from router_ext.core.tenants import Tenants
 from router_ext.core.tiers import Tiers
@@ -76,7 +76,7 @@ class Books:
         num_running, num_output: requests running now; output tokens kept so far, over all requests.
         served: service charged so far, over all requests.
         bias: how far predictions of finished requests were off.
-        slice_level: which quantile of its predicted rest a slice is.
+        kv_price: what KV costs, by which slices of requests with a predicted distribution are sized.
         waste: the system's account of what is computed again because of cuts.
     """
 
@@ -101,13 +101,13 @@ class Books:
         "bias",
         "clock",
         "cost",
+        "kv_price",
         "num_output",
         "num_running",
         "policy",
         "requests",
         "room",
         "served",
-        "slice_level",
         "waste",
     )
 
@@ -137,7 +137,7 @@ class Books:
         self._agents = agents
         self._lengths = Lengths()
         self.bias = PredictionBias()
-        self.slice_level = SliceLevel()
+        self.kv_price = KvPrice()
         self._ended: OrderedDict[RequestId, Request] = OrderedDict()
         self._is_gamma = False
         self._orders_agents = False
@@ -182,9 +182,19 @@ class Books:
         """Set the next slice and whether it is stuck; whether any configured backend could ever hold it."""
         survival = request.survival
         if survival is not None:
-            request.slice_level = self.slice_level.level
-            rest = survival.total(request.output_tokens, request.slice_level) - request.output_tokens
-            request.preferred_slice_tokens = min(max(LEAST_SLICE, rest), TGI_NEW_TOKENS_CAP)
+            produced = request.output_tokens
+            rest = 1
+            if produced < request.max_new_tokens:
+                rest = cheapest(
+                    survival,
+                    prompt_tokens=request.prompt_tokens,
+                    produced=produced,
+                    cap=request.max_new_tokens,
+                    most=TGI_NEW_TOKENS_CAP,
+                    price=self.kv_price.ratio,
+                )
+            request.preferred_slice_tokens = max(LEAST_SLICE, rest)
+            request.slice_level = 1.0 - survival.beyond(produced + rest) / survival.beyond(produced)
         elif request.slice_count >= 0:
             lengths = self._lengths
             request.slice_count = lengths.count
@@ -330,7 +340,6 @@ class Books:
             self.waste.spared(request)
         if request.survival is not None:
             request.look_ahead()
-            request.is_short = request.is_sized and trigger is Trigger.SLICE_END
         can_fit = self.plan(request)
         self.enqueue(request, trigger, now)
         return can_fit
@@ -369,9 +378,15 @@ class Books:
         if not request.is_sliceable:
             self._fleet.assume_first_token(request, backend, now)
         reason = _REASONS[standing]
-        if request.survival is not None:
-            self._size(request, backend, now)
-        level = request.slice_level if request.is_sized else 0.0
+        level = 0.0
+        if request.survival is not None and new_tokens == request.preferred_slice_tokens:
+            level = request.slice_level
+            self.kv_price.observe(
+                step_s=backend.step_s(),
+                prefill_rate=backend.prefill_rate(),
+                kv_tokens=backend.ledger.usable_blocks * backend.block_size,
+                level=level,
+            )
         placed = (reason, num_options, request.cached_tokens, backend is request.last_backend, level)
         note(request, Step.DISPATCHED, now, backend.backend_id, new_tokens, placed)
         segment = request.segment
@@ -393,26 +408,6 @@ class Books:
             self.policy.started(request, now)
         limit = new_tokens if request.is_sliceable else request.remaining_tokens()
         return Dispatch(request.request_id, backend.backend_id, limit, segment, reason)
-
-    def _size(self, request: Request, backend: Backend, now: float) -> None:
-        """A slice of a request with a predicted distribution starts: whether and how it will teach the pool's level."""
-        request.is_sized = request.slice_tokens == request.preferred_slice_tokens
-        request.idle_s = self.clock.idle_s(now)
-        request.short_s = 0.0
-        if request.is_short:
-            request.is_short = False
-            rate = backend.prefill_rate()
-            if rate is not None:
-                request.short_s = (request.input_tokens - request.cached_tokens) / rate
-
-    def _learn_size(self, request: Request, backend: Backend, now: float) -> None:
-        """A slice that did so is over."""
-        if request.short_s:
-            self.slice_level.was_short(request.short_s, request.slice_output)
-        if request.is_sized and request.state is not State.PREEMPTING:
-            waited_s = (now - request.dispatched_s) - (self.clock.idle_s(now) - request.idle_s)
-            kv_tokens = backend.ledger.usable_blocks * backend.block_size
-            self.slice_level.was_long(request.slice_tokens - request.slice_output, waited_s, kv_tokens)
 
     def measure(self, request: Request, prompt_tokens: int) -> None:
         """The true length of what the present segment sends is known; what rests on the estimate is settled."""
@@ -492,8 +487,6 @@ class Books:
             token_time = self._agents.deliver(request)
             self._fleet.note_held(token_time, request.blocks * backend.block_size, now - request.dispatched_s)
         backend.stop(request)
-        if request.survival is not None:
-            self._learn_size(request, backend, now)
         request.backend = None
         request.last_backend = backend
         request.member.num_running -= 1

@@ -26,7 +26,7 @@ class RequestSpec:
         slice_tokens: upper quantile of the predicted output, the preferred slice (>= 64 unless the cap is smaller);
             None to have it taken from what has finished so far (``core.lengths``).
         quantiles: predicted output at ``core.survival.LEVELS``, rising, each at least 1; what is expected then follows
-            what has been written, and slices are the pool's quantile of what is left (``core.fractile``), instead of
+            what has been written, and slices are the cheapest quantile of what is left (``core.sizing``), instead of
             the two numbers above. None: nobody predicted a distribution.
         is_sliceable: False for work that cannot be resumed (grammar, tools, best_of); it is dispatched whole.
         num_sequences: independent generations behind this request on the backend (``best_of``, >= 1).

@@ -39,7 +39,6 @@ GATE_TEXT = {
 }
 
 _GATES = len(Gate)
-_NONE = int(Gate.NONE)
 
 
 WaitMark: TypeAlias = tuple[float, tuple[float, ...], int, int]
@@ -63,10 +62,6 @@ class WaitClock:
         if gate is not self.held:
             self._settle(now)
             self.held = gate
-
-    def idle_s(self, now: float) -> float:
-        """Seconds so far in which nobody was held."""
-        return self._held_s[_NONE] + (now - self._since_s if self.held is Gate.NONE else 0.0)
 
     def mark(self, now: float, num_own_dispatched: int) -> WaitMark:
         """Readings now. Those of one instant share one tuple."""

@@ -35,10 +35,7 @@ class Request:
         slice_count: ``core.lengths.Lengths.count`` at which the preferred slice was taken, -1 if it was given.
         survival: the distribution of its length, if one was predicted. expected_tokens: its mean output, and
             ``look_at`` the output at which to look at the rest again, 0 and never without one.
-        slice_level: the quantile of its rest that ``preferred_slice_tokens`` is (``core.fractile``), 0 if none is.
-        is_sized: the running slice was sized by it. short_s: the prefill spent again because the slice before the
-            running one was too short; is_short: the next dispatch will tell. idle_s: ``WaitClock.idle_s`` at the
-            dispatch.
+        slice_level: the quantile of its rest that ``preferred_slice_tokens`` is (``core.sizing``), 0 if none is.
         slice_busy, slice_idle: next slice while others wait, and while nobody does (``core.slicing``).
         slice_tokens, slice_output: the running slice's limit, and what it has produced.
         ticket: names this dispatch in the ledger; a closing slice keeps its own after the request moved on.
@@ -72,12 +69,9 @@ class Request:
         "expected_rest",
         "expected_tokens",
         "first_token_s",
-        "idle_s",
         "input_tokens",
         "is_charged",
         "is_resumed",
-        "is_short",
-        "is_sized",
         "is_sliceable",
         "is_stuck",
         "key",
@@ -110,7 +104,6 @@ class Request:
         "sampled_s",
         "segment",
         "seq",
-        "short_s",
         "slice_busy",
         "slice_count",
         "slice_idle",
@@ -149,10 +142,6 @@ class Request:
         self.expected_tokens = 0
         self.look_at = _NEVER
         self.slice_level = 0.0
-        self.is_sized = False
-        self.is_short = False
-        self.short_s = 0.0
-        self.idle_s = 0.0
         self.is_sliceable = spec.is_sliceable
         self.num_sequences = spec.num_sequences
         self.prefix = spec.prefix

@@ -433,7 +433,7 @@ class Scheduler:
             service_per_gpu_s=self._waits.rate.per_backend_s,
             preempted=self._decider.preemption.preempted,
             waste=self._books.waste,
-            slices=self._books.slice_level,
+            kv_price=self._books.kv_price,
         )
 
     def snapshot(self) -> dict[str, Any]:

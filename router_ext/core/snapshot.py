@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from router_ext.core.bounds import Terms, gpu_seconds
 from router_ext.core.config import PoolConfig
 from router_ext.core.explain import Gate
-from router_ext.core.fractile import SliceLevel
 from router_ext.core.ids import BackendId, RequestId, TenantId, TierName
 from router_ext.core.queues import Group, Tenant, WaitingRoom
 from router_ext.core.request import Request
+from router_ext.core.sizing import KvPrice
 from router_ext.core.waste import WasteBudget
 
 if TYPE_CHECKING:
@@ -80,9 +80,9 @@ class PoolStats:
     measured, and so are ``bound_gpu_s`` and ``largest_gap_gpu_s``, the same two numbers in seconds of one backend.
     ``held_by``: the gate that stopped the last decision, in lower case; ``none`` if nobody waits.
     ``parked``: of those queued, how many wait for a backend that could hold them.
-    ``slice_level``: which quantile of a predicted distribution a slice is, as learned (``core.fractile``), from
-    ``short_token_s`` and ``long_token_s``, seconds of one backend per token that a slice is too short or too long; None
-    before they were observed.
+    ``slice_level``: which quantile of what is left of a predicted answer slices were lately, on average; 1 before the
+    first. ``resent_token_s``, ``held_token_s``: seconds of one backend that a token processed again costs, and a KV
+    token held for a step (``core.sizing``); None before they were observed.
     ``preempted_total``: requests told to stop for others, by trigger. ``recomputed_tokens_total``: prompt and output
     that they sent again. ``waste_tokens``: what may be computed again at present (negative: overdrawn).
     """
@@ -106,8 +106,8 @@ class PoolStats:
     recomputed_tokens_total: int
     waste_tokens: float
     slice_level: float
-    short_token_s: float | None
-    long_token_s: float | None
+    resent_token_s: float | None
+    held_token_s: float | None
     tenants: list[TenantStats]
     groups: list[GroupStats]
     backends: list[BackendStats]
@@ -129,7 +129,7 @@ def pool_stats(
     service_per_gpu_s: float | None,
     preempted: Mapping[str, int],
     waste: WasteBudget,
-    slices: SliceLevel,
+    kv_price: KvPrice,
 ) -> PoolStats:
     """Collect the numbers. Order: tenants and backends by id."""
     by_tier: dict[TierName, int] = dict.fromkeys(config.tiers, 0)
@@ -160,9 +160,9 @@ def pool_stats(
         preempted_total=dict(preempted),
         recomputed_tokens_total=waste.recomputed_tokens,
         waste_tokens=waste.level_tokens,
-        slice_level=slices.level,
-        short_token_s=slices.short_token_s,
-        long_token_s=slices.long_token_s,
+        slice_level=kv_price.level,
+        resent_token_s=kv_price.resent_s,
+        held_token_s=kv_price.held_s,
         tenants=[
             TenantStats(
                 tenant=tenant.tenant_id,

@@ -91,6 +91,10 @@ class Survival:
         # Rounding up must not make a whole token of what floats leave of an exact one.
         return max(produced + 1, math.ceil(length - 1e-6))
 
+    def corners(self) -> list[int]:
+        """Lengths at which the curve bends."""
+        return [int(length) for length in self._lengths[1:]]
+
     def expected_rest(self, produced: int, cap: int) -> float:
         """Tokens still to come on average, if the answer ends at ``cap`` at the latest; at least 1."""
         left = height = self.beyond(produced)

@@ -194,7 +194,7 @@ def _pool_metrics(readings: list[PoolReading]) -> Iterable[Metric]:
     )
     level = GaugeMetricFamily(
         "fairlane_slice_level_ratio",
-        "Quantile of a predicted length that is asked of a backend at once.",
+        "Quantile of what is left of a predicted answer that is asked of a backend at once, mean of the last slices.",
         labels=labels,
     )
     for r in readings:

@@ -1,7 +1,8 @@
 """What the router would know of an output's length when a request arrives.
 
-Whoever knows states an expected length and, but for ``noisy`` and ``mean5``, a slice; whoever does not states nothing,
-and the scheduler goes by what has finished (``core.lengths``), as a router without a predictor does.
+Whoever knows a distribution states its quantiles, from which the scheduler takes what it expects and slices
+(``core.survival``); ``noisy`` and ``mean5`` state an expected length alone. Whoever knows nothing states nothing, and
+the scheduler goes by what has finished (``core.lengths``), as a router without a predictor does.
 """
 
 from __future__ import annotations
@@ -13,15 +14,13 @@ from collections import deque
 from collections.abc import Hashable
 from typing import NamedTuple
 
-from router_ext.core.lengths import LEAST_SLICE
-from router_ext.predict.baseline import DEFAULT_TOKENS, MIN_SAMPLES
+from router_ext.predict.baseline import DEFAULT_TOKENS, LEVELS, MIN_SAMPLES
 from router_ext.sim.jobs import Agent, Job
 
 _WINDOW = 5
 """Outputs of one tenant whose mean is the prediction of ``mean5`` (VTC's predictor)."""
 
-_MEDIAN, _SLICE = 0.5, 0.95
-"""Levels of what is expected, and of the slice, where there are quantiles: those of the router."""
+_MEDIAN = 0.5
 
 
 class Predictor(enum.StrEnum):
@@ -43,7 +42,7 @@ class Guess(NamedTuple):
     """What is stated when a request arrives; None: nothing is, the scheduler's own estimate holds."""
 
     output_tokens: int | None = None
-    slice_tokens: int | None = None
+    quantiles: tuple[int, ...] | None = None
 
 
 class Lengths:
@@ -97,13 +96,14 @@ class Prediction:
             case Predictor.NOISY:
                 return Guess(_within(round(job.output_tokens * job.guess), job))
             case Predictor.ORACLE:
-                return Guess(job.output_tokens, max(LEAST_SLICE, job.output_tokens))
+                return Guess(job.output_tokens, (job.output_tokens,) * len(LEVELS))
             case Predictor.MEAN5:
                 return Guess(_within(self._lengths.recent_mean(job.tenant), job))
             case Predictor.TRIVIAL:
-                median, upper = (self._lengths.quantile(job, level) for level in (_MEDIAN, _SLICE))
-                if median is not None and upper is not None:
-                    return Guess(_within(median, job), max(LEAST_SLICE, upper))
+                median = self._lengths.quantile(job, _MEDIAN)
+                if median is not None:
+                    known = (self._lengths.quantile(job, level) or median for level in LEVELS)
+                    return Guess(_within(median, job), tuple(_within(tokens, job) for tokens in known))
         return Guess()
 
     def finished(self, job: Job) -> None:

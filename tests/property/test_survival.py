@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -11,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router_ext.core.fractile import HIGHEST, LOWEST, START, SliceLevel
 from router_ext.core.survival import LEVELS, Survival, next_look
 
 Quantiles = tuple[int, ...]
@@ -182,67 +180,3 @@ def test_it_is_looked_at_ever_more_rarely() -> None:
     assert min(gaps) == 32
     assert all(a <= b for a, b in pairwise(gaps))
     assert len(looks) < 40
-
-
-# --- the critical fractile -------------------------------------------------------------------------------------------
-
-
-def cost_of(level: float, *, mean: float, prefill_s: float, token_s: float) -> float:
-    """What a slice at this level of an exponential length costs on average, in closed form."""
-    cut = -mean * math.log(1 - level)
-    unwritten = cut - mean * level
-    return (1 - level) * prefill_s + token_s * unwritten
-
-
-@pytest.mark.parametrize(("prefill_s", "token_s"), [(0.5, 2e-4), (0.1, 2e-4), (0.05, 2e-4), (0.5, 1e-4), (2.0, 2e-4)])
-def test_the_level_learned_is_the_cheapest_one(prefill_s: float, token_s: float) -> None:
-    """Lengths are exponential, so what is missing is exponential as well, and costs have a closed form."""
-    rng, mean, kv = random.Random(7), 300.0, 50_000
-    learned = SliceLevel()
-    for _ in range(4_000):
-        length = rng.expovariate(1 / mean)
-        cut = -mean * math.log(1 - learned.level)
-        if length > cut:
-            learned.was_short(prefill_s, math.ceil(length - cut))
-        else:
-            learned.was_long(math.ceil(cut - length), token_s * kv, kv)
-    levels = [i / 1_000 for i in range(500, 991)]
-    best = min(levels, key=lambda p: cost_of(p, mean=mean, prefill_s=prefill_s, token_s=token_s))
-    assert learned.level == pytest.approx(best, abs=0.04)
-    costs = [cost_of(p, mean=mean, prefill_s=prefill_s, token_s=token_s) for p in (learned.level, best)]
-    assert costs[0] <= 1.03 * costs[1]
-
-
-@given(
-    st.lists(
-        st.one_of(
-            st.tuples(st.just("short"), st.floats(0, 100), st.integers(-3, 3_000)),
-            st.tuples(st.just("long"), st.floats(0, 1e4), st.integers(-3, 3_000)),
-        ),
-        max_size=60,
-    )
-)
-def test_the_level_stays_within_its_bounds(observed: list[tuple[str, float, int]]) -> None:
-    learned = SliceLevel()
-    assert learned.level == START
-    for kind, seconds, tokens in observed:
-        if kind == "short":
-            learned.was_short(seconds, tokens)
-        else:
-            learned.was_long(tokens, seconds, 10_000)
-        assert LOWEST <= learned.level <= HIGHEST
-
-
-def test_it_rises_while_kv_that_stands_empty_is_missed_by_nobody() -> None:
-    learned = SliceLevel()
-    for _ in range(500):
-        learned.was_short(0.2, 50)
-        learned.was_long(400, 0.0, 10_000)
-    assert learned.level > START
-
-
-def test_one_surprise_hardly_moves_it() -> None:
-    learned = SliceLevel()
-    learned.was_long(1_000, 100.0, 1_000)
-    learned.was_short(1e-9, 1_000)
-    assert 0.9 < learned.level < START

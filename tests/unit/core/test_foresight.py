@@ -1,4 +1,4 @@
-"""What a predicted distribution changes: slices, what is expected of running and waiting answers, what it teaches."""
+"""What a predicted distribution changes: slices, what is expected of running and waiting answers, what sizes them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from router_ext.core.events import Finished, Preempted, SliceEnded
 from router_ext.core.ids import RequestId
 from router_ext.core.lengths import LEAST_SLICE
 from router_ext.core.scheduler import Scheduler
+from router_ext.core.sizing import KvPrice, cheapest
 from router_ext.core.survival import Survival, next_look
 from tests.unit.core.builders import arrival, pool, started, tokens
 
 FEW = (50, 60, 80, 100, 150, 220, 300)
-"""A prediction whose 0.97 quantile is 378."""
+"""A prediction."""
 
 
 def state(scheduler: Scheduler, name: str) -> dict[str, Any]:
@@ -32,12 +33,14 @@ def test_a_slice_is_the_quantile_of_its_own_request() -> None:
     scheduler = started(pool(kv=1_000))
     scheduler.handle(arrival("r0", prompt=100, cap=890, quantiles=FEW), 0.0)
     scheduler.handle(arrival("r1", prompt=100, cap=900, quantiles=FEW), 0.1)
-    scheduler.handle(arrival("r2", prompt=100, cap=900, quantiles=(10,) * 7), 0.2)
+    scheduler.handle(arrival("r2", prompt=100, cap=900, quantiles=(5,) * 7), 0.2)
     scheduler.handle(arrival("r3", prompt=900, cap=90), 0.3)
     actions = scheduler.handle(Finished(request_id=RequestId("r0")), 1.0)
-    level = scheduler.stats().slice_level
-    assert slices(actions) == {"r1": Survival(FEW).total(0, level), "r2": LEAST_SLICE}
-    assert slices(actions)["r1"] == 378
+    size = cheapest(Survival(FEW), prompt_tokens=100, produced=0, cap=900, most=1_024, price=KvPrice().ratio)
+    assert slices(actions)["r1"] == size
+    assert LEAST_SLICE <= slices(actions)["r2"] < 80
+    assert 100 < size < 900
+    level = 1.0 - Survival(FEW).beyond(size)
     assert f"long enough for {level:.1%} of such answers" in scheduler.timeline(RequestId("r1"))[-1].text
     scheduler.handle(Finished(request_id=RequestId("r1")), 2.0)
     scheduler.handle(Finished(request_id=RequestId("r2")), 2.0)
@@ -54,13 +57,12 @@ def test_a_continuation_goes_by_what_has_been_written() -> None:
     scheduler.handle(arrival("r1", prompt=500, cap=2_000, quantiles=sharp), 0.1)
     scheduler.handle(arrival("r2", prompt=1_900, cap=90, quantiles=sharp), 0.1)
     actions = scheduler.handle(Finished(request_id=RequestId("r0")), 1.0)
-    level = scheduler.stats().slice_level
     first = slices(actions)["r1"]
-    assert first == Survival(sharp).total(0, level) < 380
+    assert 300 <= first < 400
     scheduler.handle(tokens("r1", first), 2.0)
     over = SliceEnded(request_id=RequestId("r1"), dropped_tokens=0, next_prompt_tokens=500 + first)
     actions = scheduler.handle(over, 3.0)
-    assert slices(actions)["r1"] == Survival(sharp).total(first, level) - first > 300
+    assert 64 <= slices(actions)["r1"] < first
 
 
 def test_what_is_expected_of_a_running_answer_follows_what_it_has_written() -> None:
@@ -99,41 +101,35 @@ def test_what_waits_is_counted_by_its_mean() -> None:
     assert scheduler.drain_estimate() == pytest.approx(10 * mean / rate)
 
 
-def taught(lengths: list[int], *, prefill_rate: float, decode_s: float) -> Scheduler:
-    """A pool that holds one request at a time, others waiting; each writes so much, in slices where it must."""
+def taught(*, prefill_rate: float, step_s: float) -> Scheduler:
+    """A pool that holds one request at a time, others waiting, at these speeds."""
     scheduler = started(pool(kv=1_000))
-    actions = []
-    for number in range(len(lengths) + 1):
-        actions += scheduler.handle(arrival(f"q{number}", prompt=500, cap=900, quantiles=FEW), 0.0)
+
+    def arrive(number: int) -> None:
+        prompt = 500 + 5 * number
+        scheduler.handle(arrival(f"q{number}", prompt=prompt, cap=990 - prompt, quantiles=FEW), now)
+
     now = 0.0
-    sizes = slices(actions)
-    for number, length in enumerate(lengths):
-        name, done = f"q{number}", 0
-        while done < length:
-            now += (500 + done) / prefill_rate
-            scheduler.handle(tokens(name, 1), now)
-            now += decode_s
-            written = min(sizes[name], length - done)
-            if written > 1:
-                scheduler.handle(tokens(name, written - 1), now)
-            done += written
-            if done < length:
-                over = SliceEnded(request_id=RequestId(name), dropped_tokens=0, next_prompt_tokens=500 + done)
-                sizes = slices(scheduler.handle(over, now))
-        sizes = slices(scheduler.handle(Finished(request_id=RequestId(name)), now))
+    arrive(0)
+    arrive(1)
+    for number in range(39):
+        arrive(number + 2)
+        now += (500 + 5 * number) / prefill_rate
+        scheduler.handle(tokens(f"q{number}", 1), now)
+        now += 64 * step_s
+        scheduler.handle(tokens(f"q{number}", 64), now)
+        scheduler.handle(Finished(request_id=RequestId(f"q{number}")), now)
     return scheduler
 
 
-def test_the_level_is_learned_from_what_slices_cost() -> None:
-    """KV that stands empty pulls it down, and the less so the dearer it is to send a prompt again."""
-    mixed = [*[60] * 5, 430] * 12
-    cheap = taught(mixed, prefill_rate=500.0, decode_s=19.0).stats()
-    assert cheap.long_token_s == pytest.approx(20.0 / 999, rel=0.05)
-    assert cheap.short_token_s is not None
-    assert cheap.slice_level < 0.96
-    dear = taught(mixed, prefill_rate=50.0, decode_s=10.0).stats()
-    assert dear.short_token_s == pytest.approx(10.0 * cheap.short_token_s, rel=0.1)
-    assert cheap.slice_level < dear.slice_level
+def test_slices_are_sized_by_what_was_observed_of_prompts_and_steps() -> None:
+    """KV is the dearer the longer steps are, and what is sent again the slower prompts go."""
+    slow, fast = taught(prefill_rate=500.0, step_s=0.05), taught(prefill_rate=50_000.0, step_s=0.05)
+    assert slow.stats().resent_token_s == pytest.approx(1 / 500.0, rel=0.02)
+    assert fast.stats().resent_token_s == pytest.approx(1 / 50_000.0, rel=0.02)
+    for scheduler in (slow, fast):
+        assert scheduler.stats().held_token_s == pytest.approx(0.05 / 3.0 / 999, rel=0.1)
+    assert fast.stats().slice_level < slow.stats().slice_level - 0.2
 
 
 def test_requests_without_a_distribution_teach_nothing_and_change_nothing() -> None:
@@ -149,4 +145,4 @@ def test_requests_without_a_distribution_teach_nothing_and_change_nothing() -> N
     assert state(scheduler, "r1")["predicted_output_tokens"] == 256
     scheduler.handle(Finished(request_id=RequestId("r1")), 3.0)
     stats = asdict(scheduler.stats())
-    assert (stats["slice_level"], stats["short_token_s"], stats["long_token_s"]) == (0.97, None, None)
+    assert (stats["slice_level"], stats["resent_token_s"], stats["held_token_s"]) == (1.0, None, None)
