@@ -148,8 +148,14 @@ def calibration(*, title: str, points: Sequence[tuple[float, float]]) -> str:
     return frame.drawn(title=title, summary=f"observed {said}", head=["Nominal level", "Observed"], rows=rows)
 
 
-def against_expected(*, title: str, labels: Sequence[str], shares: Sequence[float], expected: Sequence[float]) -> str:
-    """Bars of observed over expected shares, where 1 is perfect."""
+def against_expected(
+    *, title: str, labels: Sequence[str], edges: Sequence[str], shares: Sequence[float], expected: Sequence[float]
+) -> str:
+    """Bars of observed over expected shares, where 1 is perfect.
+
+    Args:
+        labels: of the bars, in words. edges: what lies between two bars, one fewer.
+    """
     ratios = [share / wanted for share, wanted in zip(shares, expected, strict=True)]
     frame = _Frame(width=320, height=300, top=_round_up(max(2.0, *ratios)))
     frame.scale([frame.top * i / 4 for i in range(5)], lambda value: f"{value:.3g}x")
@@ -166,11 +172,12 @@ def against_expected(*, title: str, labels: Sequence[str], shares: Sequence[floa
                 "title": f"{label}: {share:.1%} of answers, {wanted:.0%} expected",
             }
         )
-        frame.labels.append({"x": f"{frame.x((i + 0.5) * wide):.1f}", "text": label})
+    for i, edge in enumerate(edges, 1):
+        frame.labels.append({"x": f"{frame.x(i * wide):.1f}", "text": edge})
     frame.rule(1.0, "expected")
     worst = max(range(len(ratios)), key=lambda i: abs(math.log(max(ratios[i], 1e-3))))
     rows = [[label, f"{s:.1%}", f"{w:.0%}"] for label, s, w in zip(labels, shares, expected, strict=True)]
-    summary = f"furthest from expected: {shares[worst]:.1%} {labels[worst]} instead of {expected[worst]:.0%}"
+    summary = f"furthest from expected: {labels[worst]} {shares[worst]:.1%} instead of {expected[worst]:.0%}"
     return frame.drawn(title=title, summary=summary, head=["Answer lies", "Observed", "Expected"], rows=rows)
 
 

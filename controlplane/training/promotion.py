@@ -19,7 +19,7 @@ MAX_REASON = 1_000
 
 def current_promotion(pool_id: str) -> Promotion | None:
     """The newest change of a pool's trained model, None before the first."""
-    rows = Promotion.objects.filter(pool=pool_id).select_related("artifact", "restores")
+    rows = Promotion.objects.filter(pool=pool_id).select_related("artifact", "restores").defer("artifact__body")
     return rows.order_by("-created_at", "-id").first()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any, cast
 
 from django import forms
@@ -36,7 +37,8 @@ SERIES = (
     ("tenant_mean5", "tenant's mean of five"),
     ("pool_median", "pool's median"),
 )
-_BINS = [f"≤ {LEVELS[0]:.0%}", *(f"– {level:.0%}" for level in LEVELS[1:]), f"> {LEVELS[-1]:.0%}"]
+_EDGES = [f"{level:.0%}" for level in LEVELS]
+_BINS = [f"up to {_EDGES[0]}", *(f"{a} to {b}" for a, b in pairwise(_EDGES)), f"above {_EDGES[-1]}"]
 
 
 class ChoiceForm(forms.Form):
@@ -145,6 +147,7 @@ def _plots(found: Accuracy) -> dict[str, str]:
         "pit": plots.against_expected(
             title="Where answers fall among the quantiles (PIT)",
             labels=_BINS,
+            edges=_EDGES,
             shares=[share / served.n for share in served.pit],
             expected=WIDTHS,
         ),

@@ -247,10 +247,10 @@ class TestPlots:
     def test_bars_show_observed_over_expected(self) -> None:
         shares = [0.1, *WIDTHS[1:]]
         labels = [str(i) for i in range(8)]
-        drawn = plots.against_expected(title="T", labels=labels, shares=shares, expected=WIDTHS)
+        drawn = plots.against_expected(title="T", labels=labels, edges=labels[1:], shares=shares, expected=WIDTHS)
         heights = [float(h) for h in re.findall(r'height="([\d.]+)"', drawn)]
         assert heights[0] == pytest.approx(2 * heights[1], abs=0.2)
-        assert "furthest from expected: 10.0% 0 instead of 5%" in drawn
+        assert "furthest from expected: 0 10.0% instead of 5%" in drawn
 
     def test_one_moment_alone_is_in_the_middle(self) -> None:
         drawn = plots.over_time(title="T", times=self.TIMES[:1], series=[("a", [3.0])], shown=str)
