@@ -175,7 +175,11 @@ def controlplane_environment(
     settings: StackSettings, folders: Folders, environ: Mapping[str, str], *, database_url: str, redis_url: str
 ) -> dict[str, str]:
     """For Django, gunicorn and Celery alike."""
-    passed = {name: environ[name] for name in ("FAIRLANE_ALLOWED_HOSTS", "FAIRLANE_TRUSTED_ORIGINS") if name in environ}
+    passed = {
+        name: value
+        for name, value in environ.items()
+        if name in ("FAIRLANE_ALLOWED_HOSTS", "FAIRLANE_TRUSTED_ORIGINS") or name.startswith("FAIRLANE_TRAINING_")
+    }
     return (
         base_environment(environ)
         | passed

@@ -131,6 +131,39 @@ def test_the_live_page_refreshes_itself(page: Page, whole_stack: Stack) -> None:
     assert problems == []
 
 
+RUNNING = """
+from datetime import timedelta
+from controlplane.common.clock import utc_now
+from controlplane.training.models import Job
+now = utc_now()
+Job.objects.filter(state="queued").update(
+    state="running", lease="held by the test", lease_until=now + timedelta(hours=1), started_at=now, progress=0.4,
+    log="12:00:01 epoch 3 of 8: loss 0.21")
+"""
+
+
+@pytest.mark.timeout(180)
+def test_a_training_run_is_started_watched_and_cancelled_on_the_predictors_page(page: Page, whole_stack: Stack) -> None:
+    """No worker runs here: the test moves the job's row, and the page must follow by itself."""
+    problems = problems_of(page)
+    sign_in(page, whole_stack)
+    page.get_by_role("link", name="Predictor").click()
+    expect(page.get_by_role("heading", name="Predictor", exact=True)).to_be_visible()
+    expect(page.get_by_text("No version yet")).to_be_visible()
+    expect(page.get_by_text("of 2,000 samples").first).to_be_visible()
+    page.get_by_role("button", name="Retrain").click()
+    jobs = page.locator("section", has=page.get_by_role("heading", name="Jobs"))
+    expect(jobs.get_by_text("queued")).to_be_visible()
+    whole_stack._django("shell", "-c", RUNNING)
+    expect(jobs.get_by_text("epoch 3 of 8: loss 0.21")).to_be_visible()
+    assert jobs.get_by_role("progressbar").get_attribute("value") == "0.4"
+    jobs.get_by_role("button", name="Cancel job").click()
+    expect(jobs.get_by_text("cancelled")).to_be_visible()
+    routers = page.locator("section", has=page.get_by_role("heading", name="What the routers run"))
+    expect(routers.get_by_role("cell", name=MODEL, exact=True)).to_be_visible()
+    assert problems == []
+
+
 @pytest.mark.timeout(120)
 def test_the_documentation_of_rest_works_under_its_security_policy(page: Page, whole_stack: Stack) -> None:
     problems = problems_of(page)
