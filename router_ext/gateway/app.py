@@ -17,7 +17,6 @@ import orjson
 
 from router_ext.core.events import RequestSpec
 from router_ext.core.ids import RequestId, TierName
-from router_ext.core.lengths import LEAST_SLICE
 from router_ext.errors import BodyTooLarge, FairlaneError, NoBackend, RequestRefused
 from router_ext.gateway.agents import AGENT_HEADER, COST_HEADER, INTERACTION_HEADER, DeclaredAgent, declared_agent
 from router_ext.gateway.auth import TIER_HEADER, Identity
@@ -26,7 +25,7 @@ from router_ext.gateway.continuation import Continuation
 from router_ext.gateway.dialects import decode_body, decode_tokenize, dialect_of, error_response, read_body
 from router_ext.gateway.engine import PoolEngine
 from router_ext.gateway.exchange import EXTENSION, Exchange
-from router_ext.gateway.foresight import Foreseen, Foresight
+from router_ext.gateway.foresight import Foresight
 from router_ext.gateway.generation import Dialect, GenerationRequest, ModelLimits
 from router_ext.gateway.lifespan import Router, draining
 from router_ext.gateway.measure import LARGE_BYTES, Measured, measure
@@ -282,7 +281,9 @@ class App:
                 tier=tier,
                 prompt_tokens=prompt.lengths.prompt_tokens,
                 max_new_tokens=max_new_tokens,
-                **_expected(foreseen, max_new_tokens),
+                predicted_output_tokens=None,
+                slice_tokens=None,
+                quantiles=foreseen.distribution,
                 is_sliceable=flow is not None and flow.is_sliceable and engine.model.is_resumable,
                 num_sequences=generation.num_sequences if flow is None else 1,
                 prefix=prompt.prefix,
@@ -400,19 +401,6 @@ def _request_id(given: str | None) -> str:
     if given and len(given) <= MAX_ID_CHARACTERS and given.isascii() and given.isprintable():
         return given
     return "req_" + secrets.token_hex(12)
-
-
-def _expected(foreseen: Foreseen, max_new_tokens: int) -> dict[str, Any]:
-    """What the scheduler is told: a distribution, two numbers of the empirical quantiles, or nothing."""
-    if foreseen.quantiles is not None:
-        return {"quantiles": foreseen.quantiles}
-    fallback = foreseen.fallback
-    if fallback.source == "default":
-        return {"predicted_output_tokens": None, "slice_tokens": None}
-    return {
-        "predicted_output_tokens": min(fallback.median, max_new_tokens),
-        "slice_tokens": max(fallback.q95, LEAST_SLICE),
-    }
 
 
 def _refusal(error: FairlaneError, dialect: Dialect, request: Request) -> Response:

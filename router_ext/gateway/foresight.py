@@ -13,21 +13,18 @@ reaches the scheduler, whose safety and fairness rest on no prediction.
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from router_ext.core.survival import LEVELS
 from router_ext.gateway.auth import Identity
 from router_ext.gateway.generation import GenerationRequest
 from router_ext.obs.logs import get_logger
 from router_ext.obs.metrics import Metrics
-from router_ext.predict.baseline import MAX_TOKENS, Quantiles, is_complete
+from router_ext.predict.baseline import Quantiles, is_complete
 from router_ext.predict.client import PredictionClient, worker_command
-from router_ext.predict.messages import Answer, Ask, Assigned, Ended
+from router_ext.predict.messages import Answer, Ask, Assigned, Ended, plausible
 from router_ext.predict.prompts import bounded
 from router_ext.settings import RouterSettings
 from router_ext.wire.controlplane import PredictionRecord
@@ -63,7 +60,7 @@ class Foreseen:
     """What is known of one answer's length.
 
     Attributes:
-        quantiles: the distribution the scheduler is told, from a model or the memory; None: it goes by ``fallback``.
+        quantiles: the distribution from a model or the memory; None: ``fallback`` holds.
         reason: why a pool with a model uses its fallback. model: digest of the one that was asked.
     """
 
@@ -75,11 +72,17 @@ class Foreseen:
     runaway: float | None = None
 
     @property
+    def distribution(self) -> tuple[int, ...] | None:
+        """What the scheduler is told; None if nothing is known."""
+        if self.quantiles is not None:
+            return self.quantiles
+        return None if self.fallback.source == "default" else self.fallback.values
+
+    @property
     def median(self) -> int | None:
         """Tokens; None if nothing is known."""
-        if self.quantiles is not None:
-            return self.quantiles[3]
-        return None if self.fallback.source == "default" else self.fallback.median
+        known = self.distribution
+        return None if known is None else known[3]
 
 
 class Foresight:
@@ -170,16 +173,6 @@ def _take(foreseen: Foreseen, asked: asyncio.Future[Answer | None], model: str |
         foreseen.reason = ABSURD
         return
     foreseen.quantiles, foreseen.source, foreseen.runaway = quantiles, answer.source, answer.runaway
-
-
-def plausible(quantiles: Sequence[float]) -> tuple[int, ...] | None:
-    """The quantiles as whole tokens; None if they are none: not seven, not finite, falling, out of range."""
-    if len(quantiles) != len(LEVELS) or not all(map(math.isfinite, quantiles)):
-        return None
-    whole = tuple(map(round, quantiles))
-    if whole[0] < 1 or whole[-1] > MAX_TOKENS or any(a > b for a, b in pairwise(whole)):
-        return None
-    return whole
 
 
 class Predictions:

@@ -31,11 +31,10 @@ from rich.console import Console
 from rich.table import Table
 
 from router_ext.errors import ArtifactRefused, SettingsError
-from router_ext.gateway.foresight import plausible
 from router_ext.obs import logs
 from router_ext.ops.bench_gateway import percentile, resident_bytes
 from router_ext.predict.client import PredictionClient, worker_command
-from router_ext.predict.messages import Answer, Ask, Assigned, Ended
+from router_ext.predict.messages import Answer, Ask, Assigned, Ended, plausible
 from router_ext.predict.prompts import bounded
 
 LENGTHS = (50, 200, 500, 1_000, 2_000, 4_000, 8_000)

@@ -15,11 +15,15 @@ Prompts travel here as bounded pieces of text and go no further: neither side ke
 
 from __future__ import annotations
 
+import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import TypeAlias
 
 import msgspec
+
+from router_ext.predict.baseline import LEVELS, MAX_TOKENS
 
 MAX_FRAME_BYTES = 8 << 20
 """Far above the largest batch of answers; a larger number is a stream out of step."""
@@ -99,6 +103,16 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     features: bytes | None
     feature_version: int | None
     model: str | None
+
+
+def plausible(quantiles: Sequence[float]) -> tuple[int, ...] | None:
+    """The quantiles as whole tokens; None if they are none: not seven, not finite, falling, out of range."""
+    if len(quantiles) != len(LEVELS) or not all(map(math.isfinite, quantiles)):
+        return None
+    whole = tuple(map(round, quantiles))
+    if whole[0] < 1 or whole[-1] > MAX_TOKENS or any(a > b for a, b in pairwise(whole)):
+        return None
+    return whole
 
 
 class Answers(msgspec.Struct, frozen=True, array_like=True, tag="answers"):
