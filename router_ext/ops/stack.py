@@ -246,13 +246,11 @@ def worker_command() -> list[str]:
 
 
 def trainer_command() -> list[str]:
-    """Training, in a process that ends with its task: torch and its memory go with it."""
+    """Training, in a process that ends with its task: torch and its memory go with it.
+
+    A run that is killed at an orderly stop, because it takes minutes, is taken up again by its lease.
+    """
     return _celery_worker("training", "--max-tasks-per-child", "1", "--hostname", "trainer@%h")
-
-
-def trainer_environment(django: Mapping[str, str]) -> dict[str, str]:
-    """A run may take minutes and is taken up again by its lease, so an orderly stop does not wait for it."""
-    return {**django, "REMAP_SIGTERM": "SIGQUIT"}
 
 
 def _celery_worker(queue: str, *options: str) -> list[str]:

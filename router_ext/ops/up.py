@@ -113,7 +113,7 @@ class Up:
         console = self._service("console", stack.console_command(), django)
         console.ready = _answers(f"{settings.console_url}/readyz")
         worker = self._service("worker", stack.worker_command(), django)
-        trainer = self._service("trainer", stack.trainer_command(), stack.trainer_environment(django))
+        trainer = self._service("trainer", stack.trainer_command(), django)
         beat = self._service("beat", stack.beat_command(), django)
         for service in (console, worker, trainer, beat):
             self.supervisor.start(service)
