@@ -6,7 +6,7 @@ their figures can be compared:
     served        what the scheduler was told
     fallback      the empirical quantiles of the same instant; 1,024 where there were too few answers
     tenant_mean5  the mean of the last five answers of the tenant in the pool that had ended before (Sheng et al., VTC),
-                  of the last seven days; 1,024 before the first
+                  of those that arrived in the seven days before the hour or in it; 1,024 before the first
     pool_median   the median of the pool's answers of the 24 hours before the hour; 1,024 without any
 
 Answers that were cut are counted beside, not judged: only a lower bound of their length is known.
@@ -51,8 +51,8 @@ _MAX_RATIO = 350  # a factor of 1,100 either way
 
 _CUMULATED = (0.0, *LEVELS, 1.0)
 _LOSS = " + ".join(
-    f"greatest({level!r} * (log_actual - ln(1.0 + q[{i}])), {level - 1.0!r} * (log_actual - ln(1.0 + q[{i}])))"
-    for i, level in enumerate(LEVELS, 1)
+    f"greatest({level!r} * (log_actual - {told}), {level - 1.0!r} * (log_actual - {told}))"
+    for level, told in ((level, f"ln(1.0::float8 + q[{i}])") for i, level in enumerate(LEVELS, 1))
 )
 _BELOW = " + ".join(f"(q[{i}] < output_tokens)::int" for i in range(1, N_BINS))
 _NOT_ABOVE = " + ".join(f"(q[{i}] <= output_tokens)::int" for i in range(1, N_BINS))
@@ -73,7 +73,7 @@ _LIST = ", ".join(_COLUMNS)
 ACCURACY_SQL = f"""
     WITH told AS (
         SELECT date_trunc('hour', arrived_at, 'UTC') AS hour, pool, tenant, length_model, source, fallback_reason,
-               arrived_at, output_tokens, is_complete, quantiles,
+               arrived_at, event, output_tokens, is_complete, quantiles,
                coalesce(fallback, array_fill({DEFAULT_TOKENS}, ARRAY[{len(LEVELS)}])) AS fallback,
                ln(1.0::float8 + output_tokens) AS log_actual
         FROM usage_prediction
@@ -85,25 +85,42 @@ ACCURACY_SQL = f"""
         WHERE arrived_at >= %(from)s - interval '1 day' AND arrived_at < %(from)s AND is_complete
           AND (%(pool)s = '' OR pool = %(pool)s)
         GROUP BY pool
-    ), named AS (
-        SELECT told.*, said.predictor, said.q::float8[] AS q, {_EDGES} AS edges
-        FROM told LEFT JOIN medians USING (pool)
+    ), ends AS (
+        -- Of each tenant: what ended in this hour, and the five before. By index, so old partitions cost nothing much.
+        SELECT who.pool, who.tenant, ended.ended_at AS at, ended.event, ended.output_tokens
+        FROM (SELECT DISTINCT pool, tenant FROM told) AS who
         CROSS JOIN LATERAL (
-            SELECT avg(last.output_tokens) AS mean5 FROM (
-                SELECT earlier.output_tokens FROM usage_prediction AS earlier
-                WHERE earlier.pool = told.pool AND earlier.tenant = told.tenant AND earlier.is_complete
-                  AND earlier.ended_at <= told.arrived_at
-                  -- What is older is not worth looking into all partitions for.
-                  AND earlier.arrived_at <= told.arrived_at
-                  AND earlier.arrived_at > told.arrived_at - interval '7 days'
-                ORDER BY earlier.ended_at DESC LIMIT 5
-            ) AS last
-        ) AS mine
+            SELECT ended_at, event, output_tokens FROM usage_prediction AS p
+            WHERE p.pool = who.pool AND p.tenant = who.tenant AND p.is_complete AND p.ended_at >= %(from)s
+              AND p.ended_at < %(to)s AND p.arrived_at > %(from)s - interval '7 days' AND p.arrived_at < %(to)s
+            UNION ALL
+            (SELECT ended_at, event, output_tokens FROM usage_prediction AS p
+             WHERE p.pool = who.pool AND p.tenant = who.tenant AND p.is_complete AND p.ended_at < %(from)s
+               AND p.arrived_at > %(from)s - interval '7 days' AND p.arrived_at < %(from)s
+             ORDER BY ended_at DESC, event DESC LIMIT 5)
+        ) AS ended
+    ), means AS (
+        SELECT pool, tenant, at, event, avg(output_tokens) OVER (
+            PARTITION BY pool, tenant ORDER BY at, event ROWS BETWEEN 4 PRECEDING AND CURRENT ROW
+        ) AS mean5 FROM ends
+    ), mixed AS (
+        SELECT pool, tenant, at, 0 AS kind, event, mean5, NULL::timestamptz AS arrived_at FROM means
+        UNION ALL SELECT pool, tenant, arrived_at, 1, event, NULL, arrived_at FROM told
+    ), counted AS (
+        SELECT *, count(mean5) OVER (
+            PARTITION BY pool, tenant ORDER BY at, kind, event ROWS UNBOUNDED PRECEDING
+        ) AS n_ended FROM mixed
+    ), mine AS (
+        -- Every arrival is in the group of the last end before it, which alone carries a mean.
+        SELECT arrived_at, event, max(mean5) OVER (PARTITION BY pool, tenant, n_ended) AS mean5 FROM counted
+    ), named AS (
+        SELECT told.*, said.predictor, said.q, {_EDGES} AS edges
+        FROM told JOIN mine USING (arrived_at, event) LEFT JOIN medians USING (pool)
         CROSS JOIN LATERAL (VALUES
-            ('served', told.quantiles::numeric[]),
-            ('fallback', told.fallback::numeric[]),
-            ('tenant_mean5', array_fill(round(coalesce(mean5, {DEFAULT_TOKENS})), ARRAY[{len(LEVELS)}])),
-            ('pool_median', array_fill(coalesce(median, {DEFAULT_TOKENS})::numeric, ARRAY[{len(LEVELS)}]))
+            ('served', told.quantiles::float8[]),
+            ('fallback', told.fallback::float8[]),
+            ('tenant_mean5', array_fill(round(coalesce(mean5, {DEFAULT_TOKENS}))::float8, ARRAY[{len(LEVELS)}])),
+            ('pool_median', array_fill(coalesce(median, {DEFAULT_TOKENS})::float8, ARRAY[{len(LEVELS)}]))
         ) AS said(predictor, q)
     ), judged AS (
         SELECT hour, pool, tenant, length_model, predictor, source, fallback_reason, output_tokens, is_complete, edges,
