@@ -30,6 +30,7 @@ from router_ext.core.ids import KeyId, RequestId, TenantId
 from router_ext.core.prefix import PREFIX_BLOCK_TOKENS
 from router_ext.core.scheduler import Scheduler
 from router_ext.errors import SimulationError
+from router_ext.sim.foresight import Foresight
 from router_ext.sim.jobs import Agent, Job
 from router_ext.sim.pools import pool_config, tier_name
 from router_ext.sim.prediction import Prediction, Predictor
@@ -59,6 +60,7 @@ class Run:
         seed: int,
         *,
         predictor: Predictor = Predictor.NOISY,
+        foresight: Foresight | None = None,
     ) -> None:
         self._suite = suite
         self._policy = policy
@@ -73,7 +75,7 @@ class Run:
         """(tick, iteration) of the newest outcome the router has, by server."""
         self._cut: list[list[Stream]] = [[] for _ in self._servers]
         """Streams the router has closed and may still hear of, by server."""
-        self._prediction = Prediction(predictor)
+        self._prediction = Prediction(predictor, foresight)
         self._heap: list[tuple[float, int, int, object]] = []
         self._seq = 0
         self._timer = 0

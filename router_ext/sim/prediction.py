@@ -14,7 +14,9 @@ from collections import deque
 from collections.abc import Hashable
 from typing import NamedTuple
 
+from router_ext.errors import SimulationError
 from router_ext.predict.baseline import DEFAULT_TOKENS, LEVELS, MIN_SAMPLES
+from router_ext.sim.foresight import Foresight
 from router_ext.sim.jobs import Agent, Job
 
 _WINDOW = 5
@@ -28,11 +30,13 @@ class Predictor(enum.StrEnum):
 
     ``none``: nothing is predicted. ``mean5``: mean of the tenant's last five outputs. ``trivial``: quantiles of the
     key's finished outputs, else the tenant's, else the pool's: the router's fallback predictor, if it were trained
-    after every request. ``noisy``: true length times a factor drawn evenly from 0.5 to 1.5. ``oracle``: true length.
+    after every request. ``model``: a trained length model with history and memory. ``noisy``: true length times a
+    factor drawn evenly from 0.5 to 1.5. ``oracle``: true length.
     """
 
     NOISY = "noisy"
     ORACLE = "oracle"
+    MODEL = "model"
     TRIVIAL = "trivial"
     MEAN5 = "mean5"
     NONE = "none"
@@ -75,6 +79,11 @@ class Lengths:
                 return known[math.ceil(level * len(known) - 1e-9) - 1]
         return None
 
+    def quantiles(self, job: Job) -> tuple[int, ...] | None:
+        """The quantiles at ``LEVELS``; None while nothing is known."""
+        known = [self.quantile(job, level) for level in LEVELS]
+        return tuple(tokens for tokens in known if tokens is not None) if known[0] is not None else None
+
     def recent_mean(self, tenant: int) -> int:
         """Mean of the tenant's last five outputs; 1,024 before the first."""
         last = self._last.get(tenant)
@@ -82,12 +91,19 @@ class Lengths:
 
 
 class Prediction:
-    """Predicted lengths and slices of one run."""
+    """What is predicted in one run.
 
-    __slots__ = ("_kind", "_lengths")
+    Args:
+        foresight: of ``model``, which needs one.
+    """
 
-    def __init__(self, kind: Predictor) -> None:
+    __slots__ = ("_foresight", "_kind", "_lengths")
+
+    def __init__(self, kind: Predictor, foresight: Foresight | None = None) -> None:
+        if (foresight is None) is (kind is Predictor.MODEL):
+            raise SimulationError(f"predictor {Predictor.MODEL} goes with a length model, others go without")
         self._kind = kind
+        self._foresight = foresight
         self._lengths = Lengths()
 
     def guess(self, job: Job) -> Guess:
@@ -100,15 +116,18 @@ class Prediction:
             case Predictor.MEAN5:
                 return Guess(_within(self._lengths.recent_mean(job.tenant), job))
             case Predictor.TRIVIAL:
-                median = self._lengths.quantile(job, _MEDIAN)
-                if median is not None:
-                    known = (self._lengths.quantile(job, level) or median for level in LEVELS)
-                    return Guess(_within(median, job), tuple(_within(tokens, job) for tokens in known))
+                return _distributed(self._lengths.quantiles(job), job)
+            case Predictor.MODEL:
+                base = self._lengths.quantiles(job)
+                assert self._foresight is not None
+                return _distributed(self._foresight.quantiles(job, base) or base, job)
         return Guess()
 
     def finished(self, job: Job) -> None:
         """A request came to its end, and its client has seen all of it."""
         self._lengths.finished(job)
+        if self._foresight is not None:
+            self._foresight.finished(job)
 
     def agent_cost(self, agent: Agent) -> float:
         """KV token-time of all calls of an agent, as predicted when it arrives: it stays what it declared."""
@@ -121,6 +140,14 @@ class Prediction:
                     output = _within(self._lengths.quantile(call, _MEDIAN) or DEFAULT_TOKENS, call)
                 agent.cost += call.input_tokens * output + output * (output + 1) / 2.0
         return agent.cost
+
+
+def _distributed(quantiles: tuple[int, ...] | None, job: Job) -> Guess:
+    """A distribution, as far as the client's limit allows; nothing, if there is none."""
+    if quantiles is None:
+        return Guess()
+    known = tuple(_within(tokens, job) for tokens in quantiles)
+    return Guess(known[LEVELS.index(_MEDIAN)], known)
 
 
 def _within(tokens: int, job: Job) -> int:

@@ -10,11 +10,13 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 from router_ext import compiled
 from router_ext.obs import collector
 from router_ext.sim import worker
 from router_ext.sim.engine import Run
+from router_ext.sim.foresight import Foresight, read_model
 from router_ext.sim.prediction import Predictor
 from router_ext.sim.recording import Recording
 from router_ext.sim.suites import SuiteChoice
@@ -25,13 +27,14 @@ ALONE_POLICY = "fifo"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One run. ``alone``: only this tenant's requests."""
+    """One run. ``alone``: only this tenant's requests. ``model``: artifact of predictor ``model``."""
 
     choice: SuiteChoice
     policy: str
     seed: int
     alone: str | None = None
     predictor: Predictor = Predictor.NOISY
+    model: Path | None = None
 
 
 def perform(task: Task) -> Recording:
@@ -39,7 +42,10 @@ def perform(task: Task) -> Recording:
     suite = task.choice.build()
     if task.alone is not None:
         suite = suite.alone(task.alone)
-    run = Run(suite, task.policy, task.seed, predictor=task.predictor)
+    foresight = None
+    if task.predictor is Predictor.MODEL and task.model is not None:
+        foresight = Foresight(read_model(task.model))
+    run = Run(suite, task.policy, task.seed, predictor=task.predictor, foresight=foresight)
     with collector.tuned():
         return run.run()
 
