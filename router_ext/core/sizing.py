@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from router_ext.core.survival import Survival
 
-_SHARED = 1.0 / 3.0
+_SHARED = 0.4
 """The part of a step that sequences share: half with Llama-2-7B on an A10G with full KV, 0.3 where steps are mostly
 context. Learned from steps it would be noise, for full backends run much the same number of sequences. A price off by
 half costs a tenth of what slices gain (``fairlane simulate trace --lengths``)."""

@@ -210,10 +210,10 @@ def test_the_price_follows_what_is_observed() -> None:
     assert (price.held_s, price.resent_s, price.level) == (None, None, 1.0)
     for _ in range(300):
         price.observe(step_s=0.03, prefill_rate=5_000.0, kv_tokens=10_000, level=0.7)
-    assert price.ratio == pytest.approx(0.03 / 3.0 / 10_000 * 5_000.0)
+    assert price.ratio == pytest.approx(0.03 * 0.4 / 10_000 * 5_000.0)
     assert price.level == pytest.approx(0.7)
     price.observe(step_s=0.03, prefill_rate=1e9, kv_tokens=10_000, level=0.7)
-    assert price.ratio < 1.03 * 0.03 / 3.0 / 10_000 * 5_000.0
+    assert price.ratio < 1.03 * 0.03 * 0.4 / 10_000 * 5_000.0
     before = price.ratio
     price.observe(step_s=0.03, prefill_rate=None, kv_tokens=10_000, level=0.7)
     assert price.ratio == before

@@ -128,7 +128,7 @@ def test_slices_are_sized_by_what_was_observed_of_prompts_and_steps() -> None:
     assert slow.stats().resent_token_s == pytest.approx(1 / 500.0, rel=0.02)
     assert fast.stats().resent_token_s == pytest.approx(1 / 50_000.0, rel=0.02)
     for scheduler in (slow, fast):
-        assert scheduler.stats().held_token_s == pytest.approx(0.05 / 3.0 / 999, rel=0.1)
+        assert scheduler.stats().held_token_s == pytest.approx(0.05 * 0.4 / 999, rel=0.1)
     assert fast.stats().slice_level < slow.stats().slice_level - 0.2
 
 
