@@ -55,6 +55,7 @@ class Backend:
         prefill: prompt tokens of dispatches whose first token has not come, by ticket, in dispatch order (TGI's
             prefill is first come, first served).
         running: dispatches that run here, by ticket, in dispatch order.
+        cut: tickets of those of them that were told to stop.
         closing: when TGI frees the KV of streams that were closed, by ticket.
         releases: (expected time, ticket, blocks) of running and closing dispatches, ascending: when KV will come back.
     """
@@ -64,6 +65,7 @@ class Backend:
         "block_size",
         "closing",
         "config",
+        "cut",
         "index",
         "is_cordoned",
         "is_retired",
@@ -92,6 +94,7 @@ class Backend:
         self.prefill: dict[int, int] = {}
         self.prefill_tokens = 0
         self.running: dict[int, Request] = {}
+        self.cut: set[int] = set()
         self.closing: dict[int, float] = {}
         self.releases: list[tuple[float, int, int]] = []
         self.prefixes = PrefixIndex()
@@ -190,6 +193,7 @@ class Backend:
         if request.prefix:
             self.prefixes.stop(request.ticket, is_prefilled=request.ticket not in self.prefill)
         del self.running[request.ticket]
+        self.cut.discard(request.ticket)
         self.num_running -= 1
         self.seats -= request.num_sequences
         self._forget_release(request.release_at_s, request.ticket)
@@ -288,13 +292,20 @@ class Backend:
         return _LAG_MARGIN * max(self.step_s(), self.step_fit.mean() or 0.0)
 
     def closing_blocks(self, until_s: float) -> int:
-        """Blocks of closed streams that come free until then."""
+        """Blocks that streams which are closed, or told to stop, give back until then."""
         blocks = 0
+        closing, cut = self.closing, self.cut
+        left = len(closing) + len(cut)
+        if not left:
+            return 0
         for at_s, ticket, released in self.releases:
             if at_s > until_s:
                 break
-            if ticket in self.closing or self.running[ticket].state is State.PREEMPTING:
+            if ticket in closing or ticket in cut:
                 blocks += released
+                left -= 1
+                if not left:
+                    break
         return blocks
 
     # --- gates ---------------------------------------------------------------------------------------------------

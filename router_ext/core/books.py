@@ -471,6 +471,8 @@ class Books:
     def preempt(self, request: Request, lost_tokens: int, reason: str) -> None:
         """The running request is told to stop. It runs until it says that it has, and loses so many tokens."""
         request.state = advance(request.state, Trigger.PREEMPT)
+        assert request.backend is not None
+        request.backend.cut.add(request.ticket)
         request.num_preempted += 1
         if request.cuts is None:
             request.cuts = []

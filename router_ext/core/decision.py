@@ -185,7 +185,8 @@ class Decider:
                             break
                         claims = None
                         continue
-                    candidates.close()
+                    if not isinstance(candidates, tuple):
+                        candidates.close()
                     self._start(request, standing, new_tokens, options, now, actions)
                     return None
                 note_blocked(request, gate)
@@ -198,7 +199,10 @@ class Decider:
                 refused.append((request, new_tokens, is_urgent))
             if is_futile:
                 break
-        candidates.close()
+        else:
+            return held_by
+        if not isinstance(candidates, tuple):
+            candidates.close()
         return held_by
 
     def _shrink(

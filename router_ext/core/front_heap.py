@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any, Generic, TypeVar
 
 _MAX_FRONT = 16
@@ -56,6 +56,18 @@ class FrontHeap(Generic[E]):
                 return None
             front.append(heappop(self.rest))
         return front[0]
+
+    def peek(self) -> E | None:
+        """The same, left where it lies: for who mostly moves it, not takes it."""
+        return self.front[0] if self.front else self.rest[0] if self.rest else None
+
+    def replace(self, entry: E) -> None:
+        """Put an entry in the place of the smallest one (there is one): a pop and a push for the price of one."""
+        if self.front:
+            del self.front[0]
+            self.push(entry)
+        else:
+            heapreplace(self.rest, entry)
 
     def pop(self) -> E:
         """Take the smallest entry out (there is one)."""

@@ -160,6 +160,9 @@ def _running(
             yield f"{backend_id}: counts {backend.num_running} running on {backend.seats} seats, {len(here)} are"
         if sorted(backend.running) != sorted(request.ticket for request in here):
             yield f"{backend_id}: {len(backend.running)} requests in its list of running ones, {len(here)} are"
+        told = {request.ticket for request in here if request.state is State.PREEMPTING}
+        if backend.cut != told:
+            yield f"{backend_id}: {sorted(backend.cut)} are noted as told to stop, {sorted(told)} are"
         expected = sorted(ticket for _, ticket, _ in backend.releases)
         if expected != sorted([*backend.running, *backend.closing]):
             yield (

@@ -188,7 +188,8 @@ class Preemption:
             elif standing >= Standing.URGENT_PICK:
                 pick = request
                 break
-        candidates.close()
+        if not isinstance(candidates, tuple):
+            candidates.close()
         return urgent, pick
 
     # --- triggers --------------------------------------------------------------------------------------------------

@@ -93,15 +93,14 @@ class MinIndex(Generic[S]):
         """The one with the smallest key."""
         heap = self._heap
         live = self._live
-        while (entry := heap.front[0] if heap.front else heap.first()) is not None:
+        while (entry := heap.peek()) is not None:
             old, since, sibling = entry
             if sibling.since == since and live.get(sibling) == old:
                 key = self._key(sibling)
                 if key <= old:
                     return sibling
                 live[sibling] = key
-                heap.pop()
-                heap.push((key, since, sibling))
+                heap.replace((key, since, sibling))
             else:
                 heap.pop()
         return None

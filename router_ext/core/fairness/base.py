@@ -56,7 +56,13 @@ class Standing(enum.IntEnum):
     HEAD = 6
 
 
-Candidates: TypeAlias = Generator[tuple[Request, Standing], None, None]
+Offer: TypeAlias = tuple[Request, Standing]
+Walk: TypeAlias = Generator[Offer, None, None]
+Candidates: TypeAlias = tuple[Offer, ...] | Walk
+"""A tuple where a policy offers the head in turn and nobody else: a generator, with its end, would cost as much as the
+rest of such a decision."""
+
+NOBODY: Candidates = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +189,6 @@ class FairnessPolicy:
         """Requests in the order in which placement shall be tried.
 
         An admission of an ``URGENT`` or ``LATE`` head is made while the generator waits, and it goes on; any other
-        admission is made after closing it. Nothing else may be asked of the policy before it is closed.
+        admission is made after closing it. Nothing else may be asked of the policy before it is closed or at its end.
         """
         raise NotImplementedError

@@ -29,7 +29,7 @@ from __future__ import annotations
 from typing import Any
 
 from router_ext.core.config import PoolConfig
-from router_ext.core.fairness.base import Candidates, Standing, Surroundings
+from router_ext.core.fairness.base import NOBODY, Candidates, Standing, Surroundings
 from router_ext.core.fairness.drr import Drr, quantum
 from router_ext.core.queues import Tenant
 from router_ext.core.request import Request
@@ -88,8 +88,7 @@ class Dlpm(Drr):
     def candidates(self, now: float) -> Candidates:
         """The best cached of those in the present round, and nobody else."""
         if not self._has_prefixes:
-            yield from super().candidates(now)
-            return
+            return super().candidates(now)
         keys, held_blocks = self._keys, self._held_blocks
         popped: list[tuple[float, int, Tenant]] = []
         best: Request | None = None
@@ -105,8 +104,7 @@ class Dlpm(Drr):
                 if held > most:
                     best, most = request, held
         keys.restore(popped)
-        if best is not None:
-            yield best, _HEAD
+        return NOBODY if best is None else ((best, _HEAD),)
 
     def _window(self, head: Request) -> list[Request]:
         """Requests of a tenant that may go next, the one in turn first.

@@ -40,7 +40,7 @@ from collections import OrderedDict
 from typing import Any, ClassVar, TypeAlias
 
 from router_ext.core.actions import Reject, RejectCode
-from router_ext.core.fairness.base import Candidates, FairnessPolicy, Standing, Surroundings
+from router_ext.core.fairness.base import NOBODY, Candidates, FairnessPolicy, Standing, Surroundings
 from router_ext.core.fairness.line import Line
 from router_ext.core.ids import KeyId, TenantId
 from router_ext.core.interactions import Interactions
@@ -139,8 +139,7 @@ class FairServe(FairnessPolicy):
     def candidates(self, now: float) -> Candidates:
         """The head in turn, and nobody else."""
         request = self._going_on.first() or self._beginning.first()
-        if request is not None:
-            yield request, _HEAD
+        return NOBODY if request is None else ((request, _HEAD),)
 
     def adopt(self, tenant: Tenant) -> None:
         """Enter a tenant that waits already, with all its requests; no lift."""

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from router_ext.core.fairness.base import Candidates, FairnessPolicy, Standing, Surroundings
+from router_ext.core.fairness.base import NOBODY, Candidates, FairnessPolicy, Standing, Surroundings
 from router_ext.core.request import Request
+
+_HEAD = Standing.HEAD
 
 
 class Fifo(FairnessPolicy):
@@ -33,5 +35,5 @@ class Fifo(FairnessPolicy):
     def candidates(self, now: float) -> Candidates:
         """The one head."""
         for request in self._room.in_line.values():
-            yield request, Standing.HEAD
-            return
+            return ((request, _HEAD),)
+        return NOBODY

@@ -27,7 +27,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from router_ext.core.calls import TagOrder
-from router_ext.core.fairness.base import Candidates, FairnessPolicy, Standing, Surroundings
+from router_ext.core.fairness.base import FairnessPolicy, Standing, Surroundings, Walk
 from router_ext.core.request import Request
 
 _OWN_TRIES = 3
@@ -70,7 +70,7 @@ class Justitia(FairnessPolicy):
 
     # --- the decision ----------------------------------------------------------------------------------------------
 
-    def candidates(self, now: float) -> Candidates:
+    def candidates(self, now: float) -> Walk:
         """Calls of the agent with the smallest tag, then a few of the next ones."""
         calls = self._calls.walk(1 + _BACKFILL_AGENTS, _OWN_TRIES)
         try:

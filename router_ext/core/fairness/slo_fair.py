@@ -36,7 +36,7 @@ from typing import ClassVar
 
 from router_ext.core.calls import TagOrder
 from router_ext.core.config import PoolConfig
-from router_ext.core.fairness.base import Candidates, FairnessPolicy, Standing, Surroundings
+from router_ext.core.fairness.base import FairnessPolicy, Standing, Surroundings, Walk
 from router_ext.core.front_heap import FrontHeap
 from router_ext.core.queues import Tenant, TierQueue
 from router_ext.core.request import Request
@@ -200,7 +200,7 @@ class SloFair(FairnessPolicy):
         self._on_time.push(entry)
         return entry[3].head
 
-    def candidates(self, now: float) -> Candidates:
+    def candidates(self, now: float) -> Walk:
         """Urgent heads within their pass, the pick, then others within the smaller pass.
 
         After an urgent admission the generator goes on, with the floor taken again; after any other the caller
@@ -260,7 +260,7 @@ class SloFair(FairnessPolicy):
                 _restore(self._late, late)
         yield from self._in_turn(now, floor)
 
-    def _in_turn(self, now: float, floor: float) -> Candidates:
+    def _in_turn(self, now: float, floor: float) -> Walk:
         keys = self._keys
         popped: list[tuple[float, int, Tenant]] = []
         try:
@@ -289,7 +289,7 @@ class SloFair(FairnessPolicy):
         finally:
             keys.restore(popped)
 
-    def _behind(self, head: Request, calls: TagOrder) -> Candidates:
+    def _behind(self, head: Request, calls: TagOrder) -> Walk:
         """Calls of agents that may use what their tenant's pick, one of them, leaves: the tenant is in turn."""
         behind = calls.walk(1 + _BACKFILL_AGENTS, _OWN_TRIES)
         try:

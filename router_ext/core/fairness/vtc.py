@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from router_ext.core.fairness.base import Candidates, FairnessPolicy, Standing, Surroundings
+from router_ext.core.fairness.base import NOBODY, Candidates, FairnessPolicy, Standing, Surroundings
 from router_ext.core.queues import Tenant
 from router_ext.core.request import Request
 from router_ext.core.siblings import MinIndex
@@ -51,10 +51,11 @@ class Vtc(FairnessPolicy):
     def candidates(self, now: float) -> Candidates:
         """The head in turn, and nobody else."""
         tenant = self._keys.top()
-        if tenant is not None:
-            head = tenant.head(now, self._aging_s)
-            assert head is not None
-            yield head, _HEAD
+        if tenant is None:
+            return NOBODY
+        head = tenant.head(now, self._aging_s)
+        assert head is not None
+        return ((head, _HEAD),)
 
 
 class Keyed(Vtc):

@@ -72,8 +72,9 @@ class Settled(Pool):
         if not decides or decider.decided_s < self.now or not room.count or not usable:
             return
         candidates = decider._policy.candidates(self.now)
-        first = next(candidates, None)
-        candidates.close()
+        first = next(iter(candidates), None)
+        if not isinstance(candidates, tuple):
+            candidates.close()
         if first is None:
             raise LawBroken(f"settled: {room.count} wait and nobody is in turn")
         request, standing = first
@@ -106,7 +107,8 @@ class Probed(Pool):
                 candidates = policy.candidates(self.now)
                 for _, _ in zip(range(count), candidates, strict=False):
                     pass
-                candidates.close()
+                if not isinstance(candidates, tuple):
+                    candidates.close()
         super().send(event, decides=decides)
 
 
