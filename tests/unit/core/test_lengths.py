@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import bisect
+import math
 import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
 
 from router_ext.core.actions import Dispatch
 from router_ext.core.events import Finished
 from router_ext.core.ids import KeyId, RequestId, TenantId
-from router_ext.core.lengths import LEAST_SLICE, Lengths
+from router_ext.core.lengths import _FEW, _WINDOW, LEAST_SLICE, MIN_SAMPLES, Lengths, _Window
 from tests.unit.core.builders import arrival, dispatched, pool, started, tokens
 
 KEY, TENANT = KeyId("k"), TenantId("t")
@@ -124,3 +130,64 @@ def test_a_stated_slice_is_left_alone() -> None:
     assert [action.slice_tokens for action in third if isinstance(action, Dispatch)] == []
     freed = scheduler.handle(Finished(request_id=RequestId("blocker")), now)
     assert next(a.slice_tokens for a in freed if isinstance(a, Dispatch)) == 700
+
+
+def asked_now_and_then(seed: int) -> None:
+    """Lengths that come in runs, some longer than a window, are in order whenever somebody asks."""
+    rng = random.Random(seed)
+    known, told = Lengths(), []
+    for run in (5, _FEW - 1, _FEW, _FEW + 1, 3, _WINDOW - 200, 7, _FEW, 2, _WINDOW + 300, 1, _FEW - 1, 40):
+        for _ in range(run):
+            # Few different lengths: forgetting one must leave its equals.
+            told.append(rng.choice([64, 65, 200, 200, rng.randint(64, 1_000)]))
+            known.finished(KEY, TENANT, told[-1])
+        if len(told) < MIN_SAMPLES:
+            continue
+        window = sorted(told[-_WINDOW:])
+        assert known.median(KEY, TENANT) == window[math.ceil(0.5 * len(window)) - 1]
+        assert known.slice_tokens(KEY, TENANT, 0) == window[math.ceil(0.97 * len(window)) - 1]
+        longer = [length for length in window if length > 200]
+        assert known.slice_tokens(KEY, TENANT, 200) == max(64, longer[math.ceil(0.97 * len(longer)) - 1] - 200)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_was_put_off_counts_when_somebody_asks(seed: int) -> None:
+    asked_now_and_then(seed)
+
+
+def _forget_nobody(self: Any, tokens: int) -> None:
+    self._newest.append(tokens)
+    if len(self._newest) > _WINDOW:
+        self._newest.popleft()
+    if len(self._changes) < _FEW:
+        self._changes.append((tokens, -1))
+
+
+def _never_sort_anew(self: Any) -> list[int]:
+    for length, oldest in self._changes:
+        bisect.insort(self._sorted, length)
+        if oldest >= 0:
+            self._sorted.remove(oldest)
+    self._changes.clear()
+    return list(self._sorted)
+
+
+def _one_by_one_at_most(self: Any) -> list[int]:
+    if len(self._changes) < _FEW:
+        return original(self)
+    self._changes.clear()
+    return list(self._sorted or sorted(self._newest))
+
+
+original = _Window._by_size
+
+
+@pytest.mark.parametrize(
+    ("name", "mutant"), [("add", _forget_nobody), ("_by_size", _never_sort_anew), ("_by_size", _one_by_one_at_most)]
+)
+def test_a_window_that_is_out_of_date_is_noticed(
+    name: str, mutant: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Window, name, mutant)
+    with pytest.raises((AssertionError, ValueError, IndexError)):
+        any(map(asked_now_and_then, range(5)))
