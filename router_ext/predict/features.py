@@ -1,0 +1,288 @@
+"""What a prompt says about the length of its answer: bounded, hashed, without its text.
+
+    prompt --bound--> head + tail --+-- dense: counts and shares, ``DENSE`` names them
+                                    `-- ids, counts: hashed words, word pairs, stems, first and last words
+
+Training and serving both go through ``extract``; ``FEATURE_VERSION`` is stored with every sample and every model, and
+changes with anything here that changes a number.
+
+Privacy: 16-bit hashes of single words and pairs, at most ``MAX_IDS`` of them without order. They cannot be turned back
+into the text, though somebody who guesses a word can test for it with one chance in a few hundred of being wrong.
+Signatures are 64-bit and keyed: who does not have the router's key cannot even test a guess.
+
+Cost: bounded by ``HEAD_CHARS`` + ``TAIL_CHARS`` whatever the prompt's length, about 0.2 ms for a page; hashing the whole
+text for the exact signature costs about 1 us per 1,000 characters more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from router_ext.errors import FeaturesRefused
+
+FEATURE_VERSION = 1
+HEAD_CHARS, TAIL_CHARS = 4_096, 2_048
+"""What a request asks for stands at its start or at its end; the middle is material."""
+ID_BITS = 16
+MAX_IDS = 256
+"""Half of real prompts have fewer than 230; of the others a sample by hash is kept, the same for similar prompts."""
+
+Prompt: TypeAlias = str | Sequence[tuple[str, str]]
+"""A plain text, or the turns of a chat as (role, text)."""
+
+_WORDS = re.compile(r"[^\W\d_]+|\d+|\n+|[^\w\s]|_")
+_ASKED_SIZE = re.compile(r"(\d{1,5})[\s-]*(words?|characters?|sentences?|paragraphs?|pages?|lines?|minutes?)", re.I)
+_ASKED_ITEMS = re.compile(
+    r"\b(\d{1,3})\s+(?:\w+\s+){0,2}?(ideas?|examples?|items?|ways?|steps?|questions?|points?|tips?|reasons?|names?|titles?)",
+    re.I,
+)
+_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+_SIZE_TOKENS = {"w": 1.4, "c": 0.3, "s": 25.0, "p": 120.0, "l": 12.0, "m": 180.0}
+"""Tokens per unit, by the unit's first letter."""
+
+_CUES = (
+    "```", "json", "code", "function", "write", "list", "essay", "story", "explain", "summar", "translate", "step",
+    "word", "paragraph", "short", "brief", "detail", "table", "example", "def ", "class ", "for ", "while ", "return",
+    "poem", "python", "how", "what", "why", "which", "create", "design", "article", "answer", "reason", "compare",
+)  # fmt: skip
+_COUNTED = ("\n", "?", ".", ",", "(", "[", "{", "\\", "$", "^", "=", "'", '"', ":", "/", "%", "#", "-", "*", "    ")
+DENSE: tuple[str, ...] = (
+    "chars", "words", "turns", "has_system", "last_turn_chars", "digits", "capitals", "non_ascii", "beyond_latin",
+    "numbers", "largest_number", "word_length", "distinct_words", "asked_tokens", "asked_items",
+    *(f"cue_{cue.strip()}" for cue in _CUES),
+    *(f"count_{ord(mark[0])}_{len(mark)}" for mark in _COUNTED),
+)  # fmt: skip
+"""Names of the dense features. Counts are ln(1 + n); shares are of the characters looked at."""
+
+_HEADER = struct.Struct("<BBHHH")
+_MAGIC = 0xF1
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """Of one prompt.
+
+    Shape: ``dense`` [len(DENSE)] float32, each exact in float16; ``ids`` [n <= MAX_IDS] uint16, rising;
+    ``counts`` [n] uint8, at least 1.
+    """
+
+    dense: NDArray[np.float32]
+    ids: NDArray[np.uint16]
+    counts: NDArray[np.uint8]
+
+    def pack(self) -> bytes:
+        """At most 950 bytes, little-endian: header, dense as float16, ids, counts."""
+        head = _HEADER.pack(_MAGIC, FEATURE_VERSION, len(self.dense), len(self.ids), 0)
+        return b"".join(
+            (head, self.dense.astype("<f2").tobytes(), self.ids.astype("<u2").tobytes(), self.counts.tobytes())
+        )
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Features:
+        """Raises:
+        FeaturesRefused: damaged, or of another ``FEATURE_VERSION``.
+        """
+        if len(data) < _HEADER.size:
+            raise FeaturesRefused(f"{len(data)} bytes are no features")
+        magic, version, n_dense, n_ids, _ = _HEADER.unpack_from(data)
+        if magic != _MAGIC or version != FEATURE_VERSION or n_dense != len(DENSE):
+            raise FeaturesRefused(f"features of version {version} with {n_dense} numbers, not {FEATURE_VERSION}")
+        if n_ids > MAX_IDS or len(data) != _HEADER.size + 2 * n_dense + 3 * n_ids:
+            raise FeaturesRefused(f"{len(data)} bytes do not hold {n_ids} ids")
+        dense = np.frombuffer(data, "<f2", n_dense, _HEADER.size).astype(np.float32)
+        ids = np.frombuffer(data, "<u2", n_ids, _HEADER.size + 2 * n_dense).astype(np.uint16)
+        counts = np.frombuffer(data, np.uint8, n_ids, _HEADER.size + 2 * n_dense + 2 * n_ids)
+        if not np.isfinite(dense).all() or (np.diff(ids.astype(np.int32)) <= 0).any() or (counts == 0).any():
+            raise FeaturesRefused("features with numbers that no prompt has")
+        return cls(dense, ids, counts)
+
+
+@dataclass(frozen=True, slots=True)
+class Signatures:
+    """Keyed names of a prompt in the router's memory, 64 bits each.
+
+    ``exact`` is equal for equal prompts. ``near``: prompts whose word pairs agree to a share s have one of the four
+    in common with probability 1 - (1 - s**6)**4: 0.98 at 0.95, 0.86 at 0.85, 0.06 at 0.5.
+    """
+
+    exact: int
+    near: tuple[int, ...]
+
+
+class Signer:
+    """Makes signatures under a key that stays in the router.
+
+    Source: Broder, On the resemblance and containment of documents (1997), with bands.
+    """
+
+    _BANDS, _ROWS = 4, 6
+
+    def __init__(self, key: bytes) -> None:
+        self._key = hashlib.blake2b(key, digest_size=32).digest()
+        words = hashlib.shake_128(self._key + b"near").digest(16 * self._BANDS * self._ROWS)
+        numbers = np.frombuffer(words, np.uint64).reshape(2, -1)
+        self._multiplier = (numbers[0] | np.uint64(1))[:, None]
+        self._addend = numbers[1][:, None]
+
+    def sign(self, prompt: Prompt) -> Signatures:
+        """Signatures of a prompt. Cost: 0.1 ms for a page."""
+        exact = hashlib.blake2b(key=self._key, digest_size=8)
+        if isinstance(prompt, str):
+            exact.update(prompt.encode("utf-8", "surrogatepass"))
+        else:
+            for role, text in prompt:
+                exact.update(f"\x00{role}\x01{text}".encode("utf-8", "surrogatepass"))
+        head, tail = _bounded(prompt)
+        pairs = _pairs(_hashes(_words(head, tail))[:, 0])
+        near: tuple[int, ...] = ()
+        if len(pairs):
+            mixed = (np.unique(pairs)[None, :] * self._multiplier + self._addend) >> np.uint64(32)
+            rows = mixed.min(axis=1).astype("<u4").reshape(self._BANDS, self._ROWS)
+            near = tuple(
+                _number(hashlib.blake2b(rows[band].tobytes(), key=self._key, digest_size=8, salt=bytes([band])))
+                for band in range(self._BANDS)
+            )
+        return Signatures(_number(exact), near)
+
+
+def _number(digest: hashlib.blake2b) -> int:
+    return int.from_bytes(digest.digest(), "little")
+
+
+def extract(prompt: Prompt) -> Features:
+    """Features of a prompt, from its first ``HEAD_CHARS`` and last ``TAIL_CHARS`` characters and its lengths."""
+    head, tail = _bounded(prompt)
+    words = _words(head, tail)
+    ids, counts = _hashed(words)
+    return Features(_dense(prompt, head + tail, words), ids, counts)
+
+
+def _bounded(prompt: Prompt) -> tuple[str, str]:
+    """Start and end of a prompt, the turns of a chat one after the other. The end is empty where the start is all."""
+    if isinstance(prompt, str):
+        text = prompt
+    else:
+        texts = [text for _, text in prompt]
+        if sum(map(len, texts)) > 4 * (HEAD_CHARS + TAIL_CHARS):
+            texts = _outer(texts)
+        text = "\n".join(texts)
+    if len(text) <= HEAD_CHARS + TAIL_CHARS:
+        return text, ""
+    return text[:HEAD_CHARS], text[-TAIL_CHARS:]
+
+
+def _outer(texts: list[str]) -> list[str]:
+    """The turns that head and tail can reach; the rest of a long chat is never joined."""
+    first, n = 0, 0
+    while first < len(texts) and n <= HEAD_CHARS:
+        n += len(texts[first])
+        first += 1
+    last, n = len(texts), 0
+    while last > first and n <= TAIL_CHARS:
+        last -= 1
+        n += len(texts[last])
+    return texts[:first] + texts[last:]
+
+
+def _words(head: str, tail: str) -> list[str]:
+    words = _WORDS.findall(head.lower())
+    return [*words, "\n", *_WORDS.findall(tail.lower())] if tail else words
+
+
+@lru_cache(maxsize=65_536)
+def _word(word: str) -> bytes:
+    """Hashes of a word and of its first four and six letters (0 where it has no more), 3 x uint32."""
+    stems = (zlib.crc32(b"%d" % n + word[:n].encode("utf-8", "replace")) if len(word) > n else 0 for n in (4, 6))
+    return struct.pack("<3I", zlib.crc32(word.encode("utf-8", "replace")), *stems)
+
+
+def _hashes(words: list[str]) -> NDArray[np.uint64]:
+    return np.frombuffer(b"".join(map(_word, words)), "<u4").reshape(-1, 3).astype(np.uint64)
+
+
+def _pairs(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    return hashes[:-1] * np.uint64(0x9E3779B1) + hashes[1:] * np.uint64(0x85EBCA6B) + np.uint64(1)
+
+
+_PLACES = np.arange(1, 5, dtype=np.uint64) << np.uint64(34)
+
+
+def _hashed(words: list[str]) -> tuple[NDArray[np.uint16], NDArray[np.uint8]]:
+    if not words:
+        return np.zeros(0, np.uint16), np.zeros(0, np.uint8)
+    hashes = _hashes(words)
+    word = hashes[:, 0]
+    stems = hashes[:, 1:].ravel()
+    everything = np.concatenate(
+        (
+            word,
+            _pairs(word),
+            stems[stems > 0],
+            word[:4] + _PLACES[: len(word)],
+            word[:12] + np.uint64(5 << 34),
+            word[-12:] + np.uint64(6 << 34),
+        )
+    )
+    mixed = (everything * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - ID_BITS)
+    ids, counts = np.unique(mixed.astype(np.uint16), return_counts=True)
+    if len(ids) > MAX_IDS:
+        # The multiplication by an odd number permutes: which ids are kept does not depend on the others.
+        kept = np.sort(np.argsort(ids * np.uint16(40_503), kind="stable")[:MAX_IDS])
+        ids, counts = ids[kept], counts[kept]
+    return ids, np.minimum(counts, 255).astype(np.uint8)
+
+
+def _dense(prompt: Prompt, seen: str, words: list[str]) -> NDArray[np.float32]:
+    if isinstance(prompt, str):
+        n_chars = n_last = len(prompt)
+        n_turns, has_system = 1, False
+    else:
+        n_chars, n_turns = sum(len(text) for _, text in prompt), len(prompt)
+        n_last = len(prompt[-1][1]) if prompt else 0
+        has_system = bool(prompt) and prompt[0][0] == "system"
+    points = np.frombuffer(seen.encode("utf-32-le", "surrogatepass"), "<u4")
+    n = max(1, len(points))
+    lower = seen.lower()
+    numbers = _NUMBER.findall(seen)
+    counts = [
+        n_chars, len(words), n_turns - 1, has_system, n_last,
+        0, 0, 0, 0, len(numbers), _largest(numbers), 0, 0, _asked_tokens(seen), _asked_items(seen),
+        *map(lower.count, _CUES), *map(seen.count, _COUNTED),
+    ]  # fmt: skip
+    dense = np.log1p(np.array(counts, np.float64))
+    dense[5] = np.count_nonzero((points >= 48) & (points <= 57)) / n
+    dense[6] = np.count_nonzero((points >= 65) & (points <= 90)) / n
+    dense[7] = np.count_nonzero(points > 127) / n
+    dense[8] = np.count_nonzero(points > 0x24F) / n
+    dense[11] = n / max(1, len(words)) / 10.0
+    dense[12] = len(set(words)) / max(1, len(words))
+    return dense.astype(np.float16).astype(np.float32)
+
+
+def _largest(numbers: list[str]) -> float:
+    return max((min(float(number.replace(",", "").split(".")[0][:9] or 0), 1e9) for number in numbers), default=0.0)
+
+
+def _asked_tokens(text: str) -> float:
+    """Tokens of the largest length the prompt names ("in 500 words"), 0 if it names none."""
+    return max((int(n) * _SIZE_TOKENS[unit[0].lower()] for n, unit in _ASKED_SIZE.findall(text)), default=0.0)
+
+
+def _asked_items(text: str) -> int:
+    return max((int(n) for n, _ in _ASKED_ITEMS.findall(text)), default=0)
+
+
+def finite(value: float | None, default: float) -> float:
+    """``value``, or the default where it is not set or no number."""
+    return default if value is None or not math.isfinite(value) else value
