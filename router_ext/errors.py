@@ -14,6 +14,8 @@ FairlaneError
 |-- LedgerFull                503, the books cannot take another request
 |-- SnapshotRefused           a configuration that may not be applied
 |-- ArtifactRefused           a predictor artifact that may not be loaded
+|-- FeaturesRefused           packed features that are damaged or of another version
+|-- TrainingFailed            a length model that cannot be trained from what there is
 |-- SettingsError             the process cannot start with these settings
 `-- SimulationError           a trace or a suite that cannot be simulated
 """
@@ -141,6 +143,14 @@ class SnapshotRefused(FairlaneError):
 
 class ArtifactRefused(FairlaneError):
     """A predictor artifact that is damaged, foreign or too large; the last good one (or none) stays."""
+
+
+class FeaturesRefused(FairlaneError):
+    """Packed features of a prompt that are damaged or of another version."""
+
+
+class TrainingFailed(FairlaneError):
+    """No length model can be trained from these samples, or here."""
 
 
 class SettingsError(FairlaneError):

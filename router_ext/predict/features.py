@@ -10,7 +10,7 @@ Privacy: 16-bit hashes of single words and pairs, at most ``MAX_IDS`` of them wi
 into the text, though somebody who guesses a word can test for it with one chance in a few hundred of being wrong.
 Signatures are 64-bit and keyed: who does not have the router's key cannot even test a guess.
 
-Cost: bounded by ``HEAD_CHARS`` + ``TAIL_CHARS`` whatever the prompt's length, about 0.2 ms for a page; hashing the whole
+Cost: bounded by ``HEAD_CHARS`` + ``TAIL_CHARS`` whatever the length, about 0.2 ms for a page; hashing the whole
 text for the exact signature costs about 1 us per 1,000 characters more.
 """
 
@@ -21,25 +21,23 @@ import math
 import re
 import struct
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from router_ext.errors import FeaturesRefused
+from router_ext.predict.prompts import Prompt
+from router_ext.predict.versions import FEATURE_VERSION
 
-FEATURE_VERSION = 1
+__all__ = ("DENSE", "FEATURE_VERSION", "Features", "Prompt", "RequestFacts", "Signatures", "Signer", "extract")
+
 HEAD_CHARS, TAIL_CHARS = 4_096, 2_048
 """What a request asks for stands at its start or at its end; the middle is material."""
 ID_BITS = 16
 MAX_IDS = 256
 """Half of real prompts have fewer than 230; of the others a sample by hash is kept, the same for similar prompts."""
-
-Prompt: TypeAlias = str | Sequence[tuple[str, str]]
-"""A plain text, or the turns of a chat as (role, text)."""
 
 _WORDS = re.compile(r"[^\W\d_]+|\d+|\n+|[^\w\s]|_")
 _ASKED_SIZE = re.compile(r"(\d{1,5})[\s-]*(words?|characters?|sentences?|paragraphs?|pages?|lines?|minutes?)", re.I)
@@ -57,21 +55,60 @@ _CUES = (
     "poem", "python", "how", "what", "why", "which", "create", "design", "article", "answer", "reason", "compare",
 )  # fmt: skip
 _COUNTED = ("\n", "?", ".", ",", "(", "[", "{", "\\", "$", "^", "=", "'", '"', ":", "/", "%", "#", "-", "*", "    ")
-DENSE: tuple[str, ...] = (
+_FACTS = ("log_limit", "has_limit", "temperature", "is_greedy", "top_p", "has_stop", "is_chat")
+_OF_PROMPT = (
     "chars", "words", "turns", "has_system", "last_turn_chars", "digits", "capitals", "non_ascii", "beyond_latin",
     "numbers", "largest_number", "word_length", "distinct_words", "asked_tokens", "asked_items",
     *(f"cue_{cue.strip()}" for cue in _CUES),
     *(f"count_{ord(mark[0])}_{len(mark)}" for mark in _COUNTED),
 )  # fmt: skip
+DENSE: tuple[str, ...] = (*_FACTS, *_OF_PROMPT)
 """Names of the dense features. Counts are ln(1 + n); shares are of the characters looked at."""
+N_FACTS = len(_FACTS)
 
 _HEADER = struct.Struct("<BBHHH")
 _MAGIC = 0xF1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFacts:
+    """What a request says beside its prompt.
+
+    ``max_new_tokens``: None if the client stated none. ``temperature``, ``top_p``: None for not known.
+    """
+
+    max_new_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    is_greedy: bool = False
+    has_stop: bool = False
+    is_chat: bool = False
+
+    def numbers(self) -> tuple[float, ...]:
+        """As dense features, ``N_FACTS`` of them."""
+        limit = self.max_new_tokens
+        temperature = 0.0 if self.is_greedy else min(_finite(self.temperature, _UNKNOWN), 2.0)
+        return (
+            math.log(min(max(limit, 1), 1 << 20)) if limit else 0.0,
+            float(bool(limit)),
+            temperature,
+            float(self.is_greedy),
+            min(_finite(self.top_p, 1.0), 1.0),
+            float(self.has_stop),
+            float(self.is_chat),
+        )
+
+
+_UNKNOWN = -1.0
+
+
+def _finite(value: float | None, default: float) -> float:
+    return default if value is None or not math.isfinite(value) else max(value, 0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Features:
-    """Of one prompt.
+    """Of one request.
 
     Shape: ``dense`` [len(DENSE)] float32, each exact in float16; ``ids`` [n <= MAX_IDS] uint16, rising;
     ``counts`` [n] uint8, at least 1.
@@ -160,12 +197,13 @@ def _number(digest: hashlib.blake2b) -> int:
     return int.from_bytes(digest.digest(), "little")
 
 
-def extract(prompt: Prompt) -> Features:
-    """Features of a prompt, from its first ``HEAD_CHARS`` and last ``TAIL_CHARS`` characters and its lengths."""
+def extract(prompt: Prompt, facts: RequestFacts) -> Features:
+    """Features of a request: its facts, the lengths of its prompt, and the prompt's start and end."""
     head, tail = _bounded(prompt)
     words = _words(head, tail)
     ids, counts = _hashed(words)
-    return Features(_dense(prompt, head + tail, words), ids, counts)
+    dense = np.concatenate((np.array(facts.numbers()), _dense(prompt, head + tail, words)))
+    return Features(dense.astype(np.float16).astype(np.float32), ids, counts)
 
 
 def _bounded(prompt: Prompt) -> tuple[str, str]:
@@ -243,7 +281,7 @@ def _hashed(words: list[str]) -> tuple[NDArray[np.uint16], NDArray[np.uint8]]:
     return ids, np.minimum(counts, 255).astype(np.uint8)
 
 
-def _dense(prompt: Prompt, seen: str, words: list[str]) -> NDArray[np.float32]:
+def _dense(prompt: Prompt, seen: str, words: list[str]) -> NDArray[np.float64]:
     if isinstance(prompt, str):
         n_chars = n_last = len(prompt)
         n_turns, has_system = 1, False
@@ -267,7 +305,7 @@ def _dense(prompt: Prompt, seen: str, words: list[str]) -> NDArray[np.float32]:
     dense[8] = np.count_nonzero(points > 0x24F) / n
     dense[11] = n / max(1, len(words)) / 10.0
     dense[12] = len(set(words)) / max(1, len(words))
-    return dense.astype(np.float16).astype(np.float32)
+    return dense
 
 
 def _largest(numbers: list[str]) -> float:
@@ -281,8 +319,3 @@ def _asked_tokens(text: str) -> float:
 
 def _asked_items(text: str) -> int:
     return max((int(n) for n, _ in _ASKED_ITEMS.findall(text)), default=0)
-
-
-def finite(value: float | None, default: float) -> float:
-    """``value``, or the default where it is not set or no number."""
-    return default if value is None or not math.isfinite(value) else value

@@ -1,0 +1,59 @@
+"""Intervals that cover what they say: each pair of quantiles is widened or narrowed about the median.
+
+    f = the (1 - e)(1 + 1/m) quantile over m answers of  max((median - y) / (median - low), (y - median) / (high - median))
+
+in logs, of answers that the predictor had not seen; by served model where it has answers enough, else over all. Then
+[median - f (median - low), median + f (high - median)] covers 1 - e of exchangeable answers.
+
+Source: split-conformal prediction of quantiles (Romano, Patterson, Candes 2019), with widths as the unit.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from router_ext.predict.baseline import LEVELS
+
+Array = NDArray[np.float32]
+
+MIDDLE = len(LEVELS) // 2
+PAIRS = MIDDLE
+_MIN_OWN = 200
+"""Answers from which a served model has factors of its own."""
+_LEAST, _MOST = 0.25, 4.0
+
+
+def factors(log_quantiles: Array, y: Array, models: NDArray[np.int64], n_models: int) -> Array:
+    """Factors [n_models + 1, PAIRS], outermost pair first; the last row is over all, for models without enough."""
+    median = log_quantiles[:, MIDDLE]
+    table = np.ones((n_models + 1, PAIRS), np.float32)
+    for pair in range(PAIRS):
+        low, high = median - log_quantiles[:, pair], log_quantiles[:, -1 - pair] - median
+        outside = np.maximum((median - y) / np.maximum(low, 1e-3), (y - median) / np.maximum(high, 1e-3))
+        covered = LEVELS[-1 - pair] - LEVELS[pair]
+        table[:, pair] = _quantile(outside, covered)
+        for model in range(n_models):
+            own = outside[models == model]
+            if len(own) >= _MIN_OWN:
+                table[model, pair] = _quantile(own, covered)
+    return np.clip(table, _LEAST, _MOST)
+
+
+def _quantile(values: Array, covered: float) -> float:
+    n = len(values)
+    rank = min(n, math.ceil(covered * (n + 1)))
+    return float(np.partition(values, rank - 1)[rank - 1])
+
+
+def widen(log_quantiles: Array, factor: Array) -> Array:
+    """Quantiles [n, levels] about their medians by factors [n, PAIRS]; rising whatever the factors are."""
+    median = log_quantiles[:, MIDDLE : MIDDLE + 1]
+    both = np.concatenate((factor, np.ones((len(factor), 1), np.float32), factor[:, ::-1]), axis=1)
+    spread = (log_quantiles - median) * both
+    spread[:, MIDDLE:] = np.maximum.accumulate(spread[:, MIDDLE:], axis=1)
+    spread[:, MIDDLE::-1] = np.minimum.accumulate(spread[:, MIDDLE::-1], axis=1)
+    result: Array = median + spread
+    return result
