@@ -21,12 +21,12 @@ from router_ext.predict.features import ID_BITS, N_FACTS, Features
 
 Array = NDArray[np.float32]
 
-N_WORDS, N_MARKS = 192, 128
+N_WORDS, N_MARKS = 256, 192
 MAX_VOCABULARY = 24_576
-"""Hashed words kept, the most frequent; with ``N_WORDS`` float16 each they are the largest part of a model, 9 MB."""
+"""Hashed words kept, the most frequent; with ``N_WORDS`` float16 each they are the largest part of a model, 12 MB."""
 _MIN_PROMPTS = 2
 """A word of a single prompt says nothing of another one."""
-_LANDMARKS = 512
+_LANDMARKS = 768
 _WIDTH = 1.0
 """Width of the kernel in standard deviations per feature."""
 _CLIP = 3.0
@@ -34,7 +34,7 @@ _CLIP = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Vectors of n requests; see the module. ``prompt``: words and marks side by side, what the kernel part works on."""
+    """Vectors of n requests; see the module. ``prompt``: words and marks side by side, what the kernel works on."""
 
     words: Array
     marks: Array
@@ -80,10 +80,19 @@ class Basis:
         rows = rows[known]
         weights = (1.0 + np.log(one.counts[known].astype(np.float32))) * self.idf[rows]
         length = float(np.sqrt(weights @ weights))
-        return rows, weights / np.float32(max(length, 1e-6))
+        return rows, (weights / max(length, 1e-6)).astype(np.float32)
 
     def _marks(self, dense: Array) -> Array:
-        return _kernel(_standard(dense[:, N_FACTS:], self.mean, self.scale), self.landmarks) @ self.whitening
+        marks: Array = _kernel(_standard(dense[:, N_FACTS:], self.mean, self.scale), self.landmarks) @ self.whitening
+        return marks
+
+    def check(self) -> None:
+        """Raises:
+        ValueError: ids that lead nowhere.
+        """
+        n = len(self.idf)
+        if self.row.shape != (1 << ID_BITS,) or self.row.max(initial=-1) >= n or len(self.projection) != n:
+            raise ValueError("a vocabulary that leads nowhere")
 
     def tensors(self) -> dict[str, NDArray[np.generic]]:
         """By name, for an artifact."""
@@ -91,13 +100,14 @@ class Basis:
 
 
 def _standard(dense: Array, mean: Array, scale: Array) -> Array:
-    return np.clip((dense - mean) * scale, -_CLIP, _CLIP)
+    standard: Array = np.clip((dense - mean) * scale, -_CLIP, _CLIP)
+    return standard
 
 
 def _kernel(left: Array, right: Array) -> Array:
     squares = (left**2).sum(1)[:, None] + (right**2).sum(1)[None] - 2.0 * (left @ right.T)
-    exponent: Array = np.exp(squares * np.float32(-0.5 / (_WIDTH**2 * left.shape[1])))
-    return exponent
+    likeness: Array = np.exp(squares * np.float32(-0.5 / (_WIDTH**2 * left.shape[1])))
+    return likeness
 
 
 def fit_basis(prompts: Sequence[Features], *, seed: int, on_progress: Callable[[float], None]) -> Basis:

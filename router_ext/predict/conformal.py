@@ -1,6 +1,7 @@
 """Intervals that cover what they say: each pair of quantiles is widened or narrowed about the median.
 
-    f = the (1 - e)(1 + 1/m) quantile over m answers of  max((median - y) / (median - low), (y - median) / (high - median))
+    f = the (1 - e)(1 + 1/m) quantile over m answers of
+        max((median - y) / (median - low), (y - median) / (high - median))
 
 in logs, of answers that the predictor had not seen; by served model where it has answers enough, else over all. Then
 [median - f (median - low), median + f (high - median)] covers 1 - e of exchangeable answers.

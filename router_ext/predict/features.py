@@ -55,7 +55,10 @@ _CUES = (
     "poem", "python", "how", "what", "why", "which", "create", "design", "article", "answer", "reason", "compare",
 )  # fmt: skip
 _COUNTED = ("\n", "?", ".", ",", "(", "[", "{", "\\", "$", "^", "=", "'", '"', ":", "/", "%", "#", "-", "*", "    ")
-_FACTS = ("log_limit", "has_limit", "temperature", "is_greedy", "top_p", "has_stop", "is_chat")
+_FACTS = (
+    "log_limit", "has_limit", "temperature", "is_greedy", "top_p", "log_top_k", "typical_p", "repetition_penalty",
+    "has_stop", "is_chat",
+)  # fmt: skip
 _OF_PROMPT = (
     "chars", "words", "turns", "has_system", "last_turn_chars", "digits", "capitals", "non_ascii", "beyond_latin",
     "numbers", "largest_number", "word_length", "distinct_words", "asked_tokens", "asked_items",
@@ -74,12 +77,15 @@ _MAGIC = 0xF1
 class RequestFacts:
     """What a request says beside its prompt.
 
-    ``max_new_tokens``: None if the client stated none. ``temperature``, ``top_p``: None for not known.
+    Numbers are None where the client stated none.
     """
 
     max_new_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
+    top_k: int | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
     is_greedy: bool = False
     has_stop: bool = False
     is_chat: bool = False
@@ -87,23 +93,26 @@ class RequestFacts:
     def numbers(self) -> tuple[float, ...]:
         """As dense features, ``N_FACTS`` of them."""
         limit = self.max_new_tokens
-        temperature = 0.0 if self.is_greedy else min(_finite(self.temperature, _UNKNOWN), 2.0)
+        temperature = 0.0 if self.is_greedy else _within(self.temperature, 2.0)
         return (
             math.log(min(max(limit, 1), 1 << 20)) if limit else 0.0,
             float(bool(limit)),
             temperature,
             float(self.is_greedy),
-            min(_finite(self.top_p, 1.0), 1.0),
+            _within(self.top_p, 1.0),
+            math.log1p(min(max(self.top_k, 0), 1 << 20)) if self.top_k is not None else _NOT_STATED,
+            _within(self.typical_p, 1.0),
+            _within(self.repetition_penalty, 2.0),
             float(self.has_stop),
             float(self.is_chat),
         )
 
 
-_UNKNOWN = -1.0
+_NOT_STATED = -1.0
 
 
-def _finite(value: float | None, default: float) -> float:
-    return default if value is None or not math.isfinite(value) else max(value, 0.0)
+def _within(value: float | None, highest: float) -> float:
+    return _NOT_STATED if value is None or not math.isfinite(value) else min(max(value, 0.0), highest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +303,7 @@ def _dense(prompt: Prompt, seen: str, words: list[str]) -> NDArray[np.float64]:
     lower = seen.lower()
     numbers = _NUMBER.findall(seen)
     counts = [
-        n_chars, len(words), n_turns - 1, has_system, n_last,
+        n_chars, len(words), max(0, n_turns - 1), has_system, n_last,
         0, 0, 0, 0, len(numbers), _largest(numbers), 0, 0, _asked_tokens(seen), _asked_items(seen),
         *map(lower.count, _CUES), *map(seen.count, _COUNTED),
     ]  # fmt: skip

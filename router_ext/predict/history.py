@@ -1,6 +1,6 @@
-"""What on-line experience says of a request by who sends it: pool, tenant, key, each corrects what is left by those before.
+"""What experience says of a request by who sends it: pool, tenant, key, each corrects what those before leave.
 
-    correction = shrunk(pool) + shrunk(tenant in pool) + shrunk(key in pool)        shrunk(x) = median * n / (n + SHRINK)
+    correction = shrunk(pool) + shrunk(tenant in pool) + shrunk(key in pool)      shrunk(x) = median * n / (n + SHRINK)
 
 A residual is booked with every level as what the levels above left of it, so a tenant is not taught what its pool has
 learned already. A model that never saw a tenant, a served model or a new habit is so put right within some dozens of

@@ -1,4 +1,4 @@
-"""Bounded memory of prompts that were answered before: keyed signatures and how their answers differed from predictions.
+"""Bounded memory of prompts answered before: keyed signatures and how far their answers were from predictions.
 
     exact prompt known    -> median of its residuals, shrunk toward its neighbours'
     near-duplicate known  -> median of its group's residuals, shrunk toward none

@@ -16,7 +16,7 @@ Source: Jacobs et al., Adaptive Mixtures of Local Experts (1991); Koenker, Quant
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,9 +1,9 @@
 """A trained length model as the worker serves it: numpy only, immutable, the same numbers as when it was trained.
 
-    Features, served model --basis--> kernel --> mixtures, averaged --> moved toward the trees --conformal--> log quantiles
+    Features, served model --basis--> kernel --> mixtures --> blend with the trees --conformal--> log quantiles
     log quantiles + correction (memory, history), narrowed where the prompt is known --> tokens, within the limit
 
-Whatever the weights are, what comes out is finite, rising, at least 1 and within ``MAX_TOKENS`` and the request's limit.
+Whatever the weights are, what comes out is finite, rising, at least 1, within ``MAX_TOKENS`` and the request's limit.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from router_ext.predict.trees import Trees
 
 Array = NDArray[np.float32]
 
+_MAX_MIXTURES = 16
 MAX_CORRECTION = math.log(8.0)
 """What memory and history may move a prediction by, together."""
 _Part = TypeVar("_Part", Basis, Kernel, Scaling, Trees)
@@ -66,6 +67,11 @@ class Predictor:
     """
 
     def __init__(self, header: model_file.Header, tensors: model_file.Tensors) -> None:
+        n_mixtures, widths = header.settings["mixtures"], header.settings["memory_widths"]
+        if n_mixtures not in ([float(n)] for n in range(1, _MAX_MIXTURES + 1)):
+            raise ValueError(f"{n_mixtures} mixtures")
+        if not widths or not all(0.0 < width <= 1.0 for width in widths):
+            raise ValueError(f"widths {widths[:20]}")
         self.header = header
         self._place = {model: i for i, model in enumerate(header.models)}
         self._basis = _part(Basis, "basis", tensors)
@@ -74,10 +80,14 @@ class Predictor:
         self._trees = _part(Trees, "trees", tensors) if "trees.start" in tensors else None
         self._mixtures = [
             {name.split(".", 1)[1]: tensor for name, tensor in tensors.items() if name.startswith(f"mixture{i}.")}
-            for i in range(int(header.settings["mixtures"][0]))
+            for i in range(int(n_mixtures[0]))
         ]
         self._factors: Array = tensors["conformal.factors"]
-        self._widths = header.settings["memory_widths"]
+        self._widths = widths
+        self._basis.check()
+        rows = (len(self._kernel.level), len(self._kernel.weights), len(self._factors), len(self._scaling.figures))
+        if set(rows) != {len(header.models) + 1}:
+            raise ValueError(f"{len(header.models)} served models, and rows for {rows}")
         if self._trees is not None:
             self._trees.check(int(self._scaling.figures.shape[1]) + len(DENSE) + 2 + len(self._scaling.word_scale))
 

@@ -11,7 +11,6 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
-
 REACH = 1.5
 """A runaway answer is a factor of 4.5 at most; the rest of it is chance, not something to expect again."""
 

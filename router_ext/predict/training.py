@@ -134,7 +134,7 @@ class _Training:
         self.prompts, self.prompt_of = _distinct([sample.features for sample in samples])
         if len(samples) < MIN_SAMPLES or len(self.prompts) < MIN_PROMPTS:
             raise TrainingFailed(
-                f"{len(samples)} answers to {len(self.prompts)} prompts; at least {MIN_SAMPLES} to {MIN_PROMPTS} are needed"
+                f"{len(samples)} answers to {len(self.prompts)} prompts; needed are {MIN_SAMPLES} to {MIN_PROMPTS}"
             )
 
     def tell(self, share: float, line: str) -> None:
@@ -204,7 +204,6 @@ class _Training:
             "tree_share": share,
             "new_prompts": _figures(widened, self.y, away),
             "new_prompts_mixture_alone": without,
-            "seconds": round(time.perf_counter() - started, 1),
         }
         blob: model_file.Tensors = {"conformal.factors": factors}
         parts: dict[str, dict[str, NDArray[Any]]] = {
@@ -228,8 +227,9 @@ class _Training:
             metrics=metrics,
             built_at_us=self.built_at_us,
         )
-        self.tell(1.0, f"done in {metrics['seconds']:g} s")
-        return Trained(artifact=artifact, metrics=metrics)
+        seconds = round(time.perf_counter() - started, 1)
+        self.tell(1.0, f"done in {seconds:g} s")
+        return Trained(artifact=artifact, metrics={**metrics, "seconds": seconds})
 
     def _served(self, weights: Array, batch: Batch) -> Array:
         """Weights of the whole vector; zeros where the kernel was left out."""

@@ -1,7 +1,7 @@
 """The prediction worker: ``python -m router_ext.predict.worker --dir DIR --fd N``, started by ``predict.client``.
 
     main thread   wait for the socket -> everything that has come -> news, then one batch of questions -> answers
-    loader        imports torch once the worker has been idle in its first seconds, reads and checks models
+    loader        reads and checks models
 
 Whatever arrives while a batch runs is the next batch. What is learned on line is written to the folder every half
 minute and at the end. The process ends when its socket does, so it never outlives the router; should it hang at that
@@ -240,10 +240,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--fd", type=int, required=True, help="the inherited socket")
     args = parser.parse_args(argv)
     logs.configure(level=args.log_level, router=args.router)
-    from router_ext.predict.service import LengthService
-
-    serve(args.fd, args.dir, LengthService())
+    serve(args.fd, args.dir, _service())
     return 0
+
+
+def _service() -> Service:
+    try:
+        from router_ext.predict.service import LengthService
+    except ModuleNotFoundError as error:
+        if error.name not in ("numpy", "safetensors"):
+            raise
+        from router_ext.predict.silent import Silent
+
+        logs.get_logger(__name__).warning("predictor.not_installed", missing=error.name)
+        return Silent()
+    return LengthService()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,162 @@
+"""The prediction worker's service: what it answers and what it learns."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from support.lengths import trained
+
+from router_ext.errors import ArtifactRefused
+from router_ext.predict.features import Features
+from router_ext.predict.messages import Answer, Ask, Ended
+from router_ext.predict.service import LengthService
+
+TEXT = "explain briefly rivers and bread and chess and maps, number 5"
+OTHER = "write a long essay about engines and gardens and trade, number 17"
+BASE = (50, 60, 80, 100, 120, 140, 150)
+
+
+def ask(number: int, prompt: str = TEXT, *, pool: str = "plain", tenant: str = "t", **changes: object) -> Ask:
+    fields = {
+        "id": number, "pool": pool, "model": pool, "tenant": tenant, "key": "k", "prompt": prompt, "is_chat": False,
+        "max_new_tokens": 4_096, "temperature": 0.7, "top_p": 1.0, "is_greedy": False, "has_stop": False, "base": BASE,
+    }  # fmt: skip
+    return Ask(**{**fields, **changes})
+
+
+def answer(service: LengthService, question: Ask) -> Answer:
+    answers, refused = service.answer([question])
+    assert not refused
+    return answers[0]
+
+
+def median(found: Answer) -> float:
+    assert found.quantiles is not None
+    return found.quantiles[3]
+
+
+@pytest.fixture
+def service() -> LengthService:
+    """One with a model for two pools, at a clock that stands still."""
+    service = LengthService(clock=lambda: 1_000.0)
+    model = service.load(trained().artifact)
+    service.assign("plain", "d1", model)
+    service.assign("wordy", "d1", model)
+    return service
+
+
+def test_without_a_model_features_are_made_and_nothing_is_said(service: LengthService) -> None:
+    found = answer(LengthService(), ask(1))
+    assert (found.quantiles, found.source, found.runaway, found.model) == (None, "", None, None)
+    assert found.features is not None
+    assert len(Features.unpack(found.features).ids) > 5
+
+
+def test_without_a_model_a_known_prompt_corrects_the_empirical_quantiles() -> None:
+    service = LengthService()
+    for number in range(6):
+        answer(service, ask(number))
+        service.ended(Ended(number, 300, True))
+    found = answer(service, ask(10))
+    assert found.source == "memory"
+    assert 200 < median(found) < 310
+    assert answer(service, ask(11, OTHER)).quantiles is None
+
+
+def test_a_model_answers_for_its_pools_and_no_other(service: LengthService) -> None:
+    found = answer(service, ask(1))
+    assert (found.source, found.model) == ("model", "d1")
+    assert found.runaway is not None
+    assert answer(service, ask(2, pool="elsewhere")).quantiles is None
+    service.assign("plain", None, None)
+    assert answer(service, ask(3)).quantiles is None
+    assert answer(service, ask(4, pool="wordy")).quantiles is not None
+
+
+def test_what_one_model_wrote_teaches_the_expectation_for_another(service: LengthService) -> None:
+    cold = answer(service, ask(1, pool="wordy"))
+    long = round(2.0 * median(answer(service, ask(9))))
+    for number in range(10, 15):
+        answer(service, ask(number, tenant=f"t{number}"))
+        service.ended(Ended(number, long, True))
+    warm = answer(service, ask(2, pool="wordy"))
+    assert warm.source == "memory"
+    assert 1.3 < median(warm) / median(cold) < 2.2
+    assert median(answer(service, ask(3, OTHER, pool="wordy"))) == pytest.approx(
+        median(answer(service, ask(4, OTHER, pool="wordy"))), rel=1e-6
+    )
+
+
+def test_a_tenant_whose_answers_are_longer_is_learned_without_repeating_a_prompt(service: LengthService) -> None:
+    def prompt(number: int) -> str:
+        return f"explain briefly {' '.join(f'{chr(97 + number % 26)}{chr(97 + i)}{number}' for i in range(20))}"
+
+    ratios = []
+    for number in range(60):
+        found = answer(service, ask(number, prompt(number), tenant="long"))
+        service.ended(Ended(number, 120, True))
+        ratios.append(median(found) / 120.0)
+    assert abs(math.log(sum(ratios[-10:]) / 10)) < 0.25
+    assert abs(math.log(ratios[0])) > abs(math.log(sum(ratios[-10:]) / 10))
+
+
+def test_the_histories_of_a_pool_begin_anew_with_another_model(service: LengthService) -> None:
+    before = median(answer(service, ask(1, OTHER)))
+    for number in range(10, 50):
+        answer(service, ask(number, f"{TEXT} {number} {number * 7919}"))
+        service.ended(Ended(number, 900, True))
+    assert median(answer(service, ask(2, OTHER))) > 1.2 * before
+    service.assign("plain", "d2", service.load(trained(2).artifact))
+    fresh = LengthService()
+    fresh.assign("plain", "d2", fresh.load(trained(2).artifact))
+    assert median(answer(service, ask(3, OTHER))) == pytest.approx(median(answer(fresh, ask(3, OTHER))), rel=0.25)
+
+
+@pytest.mark.parametrize("news", [Ended(77, 100, True), Ended(1, 0, True), Ended(1, 5, False)])
+def test_news_that_teach_nothing_change_nothing(service: LengthService, news: Ended) -> None:
+    answer(service, ask(1))
+    service.ended(news)
+    assert service.known == 0
+
+
+def test_answers_come_for_all_pools_of_a_batch(service: LengthService) -> None:
+    questions = [ask(i, pool=pool) for i, pool in enumerate(["plain", "elsewhere", "wordy", "plain"])]
+    answers, refused = service.answer(questions)
+    assert not refused
+    assert sorted(found.id for found in answers) == [0, 1, 2, 3]
+    assert {found.id for found in answers if found.quantiles is None} == {1}
+
+
+def test_a_question_that_trips_a_defect_is_named_and_the_others_are_answered(service: LengthService) -> None:
+    answers, refused = service.answer([ask(1), ask(2, prompt=None), ask(3)])
+    assert refused == [2]
+    assert sorted(found.id for found in answers) == [1, 3]
+
+
+def test_another_process_goes_on_with_what_was_learned(service: LengthService) -> None:
+    for number in range(5):
+        answer(service, ask(number))
+        service.ended(Ended(number, 700, True))
+    other = LengthService(clock=lambda: 1_000.0)
+    other.restore(service.dump())
+    other.assign("plain", "d1", other.load(trained().artifact))
+    assert other.known == service.known > 0
+    assert answer(other, ask(9)) == answer(service, ask(9))
+
+
+@pytest.mark.parametrize("state", [b"", b"{}", b"\x80", b"\x83\xa3key\xc4\x01x\xa7history\xc4\x00\xa6memory\xc4\x00"])
+def test_a_foreign_state_is_refused(state: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        LengthService().restore(state)
+
+
+def test_what_is_learned_holds_no_text(service: LengthService) -> None:
+    answer(service, ask(1))
+    service.ended(Ended(1, 70, True))
+    assert not any(word.encode() in service.dump() for word in TEXT.split() if len(word) > 4)
+
+
+def test_a_file_that_is_no_model_is_refused(service: LengthService) -> None:
+    with pytest.raises(ArtifactRefused):
+        service.load(b"model")
