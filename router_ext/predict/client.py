@@ -7,7 +7,7 @@ caller has its fallback at once.
 The child gets the same priority as the router: its answer is awaited for some milliseconds only, and a lower one
 would make it late exactly when the machine is busy. It ends by itself when the socket closes, however the router ends.
 
-Nothing here imports torch.
+Nothing here imports numpy or torch.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ MAX_UNSENT_BYTES = 4 << 20
 """News of ended answers are dropped from here on: the worker does not read."""
 
 HANG_S = 5.0
-"""A question unanswered for so long: the worker hangs. While it imports torch it may be silent for some tenths of a
-second, on a slow disk for longer."""
+"""A question unanswered for so long: the worker hangs. While it loads a model it may be silent for some tenths of a
+second."""
 START_LIMIT_S = 60.0
 END_LIMIT_S = 5.0
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 30.0
@@ -96,6 +96,8 @@ class PredictionClient:
         self._loop = asyncio.get_running_loop()
         self._decoder = msgspec.msgpack.Decoder(FromWorker)
         self._wanted: dict[str, Assign] = {}
+        self._good: dict[str, Assign] = {}
+        """The last model of each pool that was loaded: what answers if the wanted one is refused."""
         self._waiting: dict[int, tuple[asyncio.Future[Answer | None], float]] = {}
         # The loop's clock moves in milliseconds, once a turn.
         self._clock = time.perf_counter
@@ -148,6 +150,7 @@ class PredictionClient:
         message = Assign(pool, digest, path)
         if digest is None:
             self._wanted.pop(pool, None)
+            self._good.pop(pool, None)
         else:
             self._wanted[pool] = message
         self._send(message)
@@ -251,11 +254,17 @@ class PredictionClient:
                     self._resolve(question, None)
                 self._listener.batch_answered(len(message.answers) + len(message.refused), message.seconds)
             case Assigned():
+                wanted = self._wanted.get(message.pool)
+                if wanted is not None and message.refused is None and wanted.digest == message.digest:
+                    self._good[message.pool] = wanted
                 self._listener.model_assigned(message)
             case Ready():
                 self.state = "up"
                 _log.info("predictor.worker_ready", pid=message.pid, known=message.known)
-                for wanted in self._wanted.values():
+                for pool, wanted in self._wanted.items():
+                    good = self._good.get(pool)
+                    if good is not None and good.digest != wanted.digest:
+                        self._send(good)
                     self._send(wanted)
 
     def _resolve(self, question: int, answer: Answer | None) -> None:

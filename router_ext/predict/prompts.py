@@ -25,6 +25,8 @@ def bounded(text: str | None, messages: Sequence[Mapping[str, Any]]) -> Prompt:
     turns = list(
         _turns([*messages[: MAX_TURNS // 2], *messages[max(MAX_TURNS // 2, len(messages) - MAX_TURNS // 2) :]])
     )
+    if not turns:
+        return ""
     if len(turns) == 1 and turns[0][0] == "user":
         return _outer(turns[0][1])
     return _outer_turns(turns)

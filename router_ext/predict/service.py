@@ -1,69 +1,87 @@
-"""What the prediction worker knows and answers with: models by pool, histories, and a memory of prompts.
+"""What the prediction worker knows and answers with: models by pool, histories of tenants, memories of prompts.
 
-    question --features--> model of its pool, or without one the empirical quantiles it brought
-             --signatures--> memory   (+) history --> correction --> quantiles
-    end      --> residual of the uncorrected prediction: what history leaves of it to the memory, and vice versa
+    question --> features, signatures --> model + history + memory        with a length model
+                                          empirical quantiles + memory    without one, where the prompt is known
+    end      --> history and memory learn the residual of what was said
 
-Histories are kept by pool and model: a residual says something about the predictor it was left by. The memory is
-common to all pools: what one model writes much about, others do.
+Histories are kept by pool and model. Residuals against models and against empirical quantiles mean different things, so
+there is a memory for each; both are shared by all pools, because a prompt that one model answers at length is mostly
+answered at length by others. Signatures are keyed by a secret of this router and by the tenant: no tenant's prompts
+say anything of another's.
+
+Needs numpy. Without it there are no features and no memory, and models are refused.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-import secrets
+import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from router_ext.obs.logs import get_logger
-from router_ext.predict.baseline import MAX_TOKENS
-from router_ext.predict.features import Features, RequestFacts, Signatures, Signer, extract
+from router_ext.predict.features import FEATURE_VERSION, Features, RequestFacts, Signatures, Signer, extract
 from router_ext.predict.history import History
 from router_ext.predict.memory import NOTHING, Memory, Recall
 from router_ext.predict.messages import Answer, Ask, Ended
 from router_ext.predict.predictor import Predictor, Request, in_tokens
-from router_ext.predict.versions import FEATURE_VERSION
 
 _log = get_logger(__name__)
 
 MAX_PENDING = 16_384
-"""Questions whose answers are not over; of more, the oldest teach nothing."""
+"""Questions whose end is awaited; of older ones nothing is learned."""
+
 _KEY_BYTES = 32
+_VERSION = 1
+
+_KNOWN_WIDTHS = (1.0, 0.8, 0.7, 0.6)
+"""How much narrower empirical quantiles, which are of all of a key's prompts, are about one that was answered 0, 1, 2,
+3 times or more."""
 
 
-class _Pending(NamedTuple):
-    """``log_median``: the uncorrected prediction; None: there was none. Then what either side corrected."""
+class _State(msgspec.Struct, array_like=True):
+    version: int
+    key: bytes
+    history: bytes
+    memory: bytes
+    plain_memory: bytes
 
+
+@dataclass(slots=True)
+class _Pending:
+    """What an end will be compared with. ``log_median``: of the model (its digest), or of empirical quantiles (None);
+    ``history``, ``memory``: what was added to it for the tenant and for the prompt."""
+
+    digest: str | None
     pool: str
     tenant: str
     key: str
     signatures: Signatures
-    log_median: float | None
-    by_history: float
-    by_memory: float
+    log_median: float
+    history: float
+    memory: float
 
 
-class _Look(NamedTuple):
+@dataclass(slots=True)
+class _Read:
+    """A question that has been looked at."""
+
     question: Ask
     features: Features
     signatures: Signatures
-    recall: Recall
-    by_history: float
-
-
-class _State(msgspec.Struct):
-    key: bytes
-    history: bytes
-    memory: bytes
+    history: float = 0.0
+    recall: Recall = NOTHING
 
 
 class LengthService:
-    """See the module.
+    """Answers questions about output lengths; see ``worker.Service``.
 
     Args:
         clock: wall seconds; what was learned outlives the process.
@@ -71,20 +89,23 @@ class LengthService:
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._key = secrets.token_bytes(_KEY_BYTES)
-        self._signer = Signer(self._key)
-        self._history, self._memory = History(), Memory()
         self._models: dict[str, tuple[str, Predictor]] = {}
+        self._history = History()
+        self._memory = Memory()
+        self._plain_memory = Memory()
         self._pending: OrderedDict[int, _Pending] = OrderedDict()
+        self._use_key(os.urandom(_KEY_BYTES))
+
+    def _use_key(self, key: bytes) -> None:
+        self._key = key
+        self._signer = Signer(key)
 
     @property
     def known(self) -> int:
         """Prompts and histories remembered."""
-        return len(self._memory) + len(self._history)
+        return len(self._memory) + len(self._plain_memory) + len(self._history)
 
-    def warm_up(self) -> None:
-        """Fill what a first question would wait for."""
-        extract("warm up", RequestFacts())
+    # --- models -----------------------------------------------------------------------------------------------------
 
     def load(self, data: bytes) -> Predictor:
         """A model from its artifact.
@@ -94,34 +115,39 @@ class LengthService:
         """
         return Predictor.load(data)
 
-    def assign(self, pool: str, digest: str | None, model: Predictor | None) -> None:
+    def assign(self, pool: str, digest: str | None, model: Any) -> None:
         """Answer for a pool by this model from now on; None: by none."""
-        if digest is None or model is None:
+        if digest is None:
             self._models.pop(pool, None)
         else:
             self._models[pool] = (digest, model)
 
+    # --- questions --------------------------------------------------------------------------------------------------
+
     def answer(self, questions: Sequence[Ask]) -> tuple[list[Answer], list[int]]:
         """Answers to a batch, and the ids of questions that tripped a defect."""
         now_s = self._clock()
-        looks: list[_Look] = []
+        by_model: dict[str | None, list[_Read]] = {}
         refused: list[int] = []
         for question in questions:
             try:
-                looks.append(self._look(question, now_s))
-            except Exception:  # whatever a prompt may trip: the others of the batch are not to pay for it
-                _log.exception("predictor.question_failed")
+                read = self._read(question, now_s)
+            except Exception:  # contained to its request
+                _log.exception("predictor.question_failed", pool=question.pool)
                 refused.append(question.id)
+                continue
+            digest, _ = self._models.get(question.pool, (None, None))
+            by_model.setdefault(digest, []).append(read)
         answers: list[Answer] = []
-        by_pool: dict[str, list[_Look]] = {}
-        for look in looks:
-            by_pool.setdefault(look.question.pool, []).append(look)
-        for pool, of in by_pool.items():
-            digest, model = self._models.get(pool, (None, None))
-            answers += self._by_base(of) if digest is None or model is None else self._by_model(of, digest, model)
+        for digest, reads in by_model.items():
+            try:
+                answers += self._plain(reads) if digest is None else self._modelled(reads, digest)
+            except Exception:  # a model that trips a defect must not take the others' answers
+                _log.exception("predictor.model_failed", digest=digest)
+                refused += [read.question.id for read in reads]
         return answers, refused
 
-    def _look(self, question: Ask, now_s: float) -> _Look:
+    def _read(self, question: Ask, now_s: float) -> _Read:
         facts = RequestFacts(
             max_new_tokens=question.max_new_tokens or None,
             temperature=question.temperature,
@@ -130,119 +156,133 @@ class LengthService:
             has_stop=question.has_stop,
             is_chat=question.is_chat,
         )
-        signatures = self._signer.sign(question.prompt)
-        by_history = self._history.correction(self._place(question.pool), question.tenant, question.key, now_s)
-        return _Look(
-            question,
-            extract(question.prompt, facts),
-            signatures,
-            self._memory.recall(signatures, now_s),
-            by_history,
-        )
+        read = _Read(question, extract(question.prompt, facts), self._sign(question))
+        if question.pool in self._models:
+            place = _place(question.pool, self._models[question.pool][0])
+            read.history = self._history.correction(place, question.tenant, question.key, now_s)
+            read.recall = self._memory.recall(read.signatures, now_s)
+        else:
+            read.recall = self._plain_memory.recall(read.signatures, now_s)
+        return read
 
-    def _place(self, pool: str) -> str:
-        """Name of a pool in the histories."""
-        return f"{pool}\x00{self._models[pool][0]}" if pool in self._models else pool
+    def _sign(self, question: Ask) -> Signatures:
+        tenant = hashlib.blake2b(question.tenant.encode(), digest_size=8, key=self._key).digest()
+        salt = int.from_bytes(tenant, "little")
+        plain = self._signer.sign(question.prompt)
+        return Signatures(plain.exact ^ salt, tuple(band ^ salt for band in plain.near))
 
-    def _by_model(self, looks: Sequence[_Look], digest: str, model: Predictor) -> list[Answer]:
+    def _modelled(self, reads: Sequence[_Read], digest: str) -> list[Answer]:
+        model = self._models[reads[0].question.pool][1]
         predictions = model.predict_batch(
             [
                 Request(
-                    features=look.features,
-                    model=look.question.model,
-                    max_new_tokens=look.question.max_new_tokens,
-                    correction=look.recall.correction + look.by_history,
-                    n_answers=look.recall.n_exact,
+                    features=read.features,
+                    model=read.question.model,
+                    max_new_tokens=read.question.max_new_tokens,
+                    correction=read.history + read.recall.correction,
+                    n_answers=read.recall.n_exact,
                 )
-                for look in looks
+                for read in reads
             ]
         )
         answers = []
-        for look, prediction in zip(looks, predictions, strict=True):
-            self._await_end(look, prediction.log_median)
-            source = "model" if look.recall == NOTHING else "memory"
-            answers.append(_answer(look, prediction.quantiles, source, prediction.runaway, digest))
+        for read, prediction in zip(reads, predictions, strict=True):
+            self._await_end(read, prediction.log_median, digest)
+            source = "model" if read.recall is NOTHING else "memory"
+            answers.append(_answer(read, prediction.quantiles, source, prediction.runaway, digest))
         return answers
 
-    def _by_base(self, looks: Sequence[_Look]) -> list[Answer]:
-        """Empirical quantiles, corrected where the prompt is known: the histories are in them already."""
+    def _plain(self, reads: Sequence[_Read]) -> list[Answer]:
+        """Without a model: empirical quantiles, moved where the prompt was answered before; else the caller's own."""
         answers = []
-        for look in looks:
-            base = look.question.base
-            self._await_end(look._replace(by_history=0.0), None if base is None else math.log1p(base[len(base) // 2]))
-            if base is None or look.recall == NOTHING:
-                answers.append(_answer(look, None, "", None, None))
-                continue
-            limit = float(look.question.max_new_tokens or MAX_TOKENS)
-            tokens = in_tokens(
-                np.log1p(np.array([base], np.float32)),
-                np.array([look.recall.correction], np.float32),
-                np.ones(1, np.float32),
-                np.array([limit]),
-            )
-            answers.append(_answer(look, tuple(tokens[0].tolist()), "memory", None, None))
+        for read in reads:
+            base, recall = read.question.base, read.recall
+            quantiles: tuple[float, ...] | None = None
+            if base is not None:
+                logs = np.log1p(np.array([base], np.float32))
+                self._await_end(read, float(logs[0, len(base) // 2]), None)
+                if recall is not NOTHING:
+                    width = _KNOWN_WIDTHS[min(recall.n_exact, len(_KNOWN_WIDTHS) - 1)]
+                    limit = float(read.question.max_new_tokens or math.inf)
+                    one = np.ones(1, np.float32)
+                    tokens = in_tokens(logs, recall.correction * one, width * one, np.array([limit]))
+                    quantiles = tuple(tokens[0].tolist())
+            answers.append(_answer(read, quantiles, "" if quantiles is None else "memory", None, None))
         return answers
 
-    def _await_end(self, look: _Look, log_median: float | None) -> None:
-        question = look.question
+    # --- ends -------------------------------------------------------------------------------------------------------
+
+    def _await_end(self, read: _Read, log_median: float, digest: str | None) -> None:
+        question = read.question
         self._pending[question.id] = _Pending(
-            self._place(question.pool),
-            question.tenant,
-            question.key,
-            look.signatures,
-            log_median,
-            look.by_history,
-            look.recall.correction,
+            digest=digest,
+            pool=question.pool,
+            tenant=question.tenant,
+            key=question.key,
+            signatures=read.signatures,
+            log_median=log_median,
+            history=read.history,
+            memory=read.recall.correction,
         )
         if len(self._pending) > MAX_PENDING:
             self._pending.popitem(last=False)
 
     def ended(self, news: Ended) -> None:
         """Learn from the length of an answer."""
-        pending = self._pending.pop(news.id, None)
-        if pending is None or pending.log_median is None or news.output_tokens < 1:
+        told = self._pending.pop(news.id, None)
+        if told is None or news.output_tokens <= 0:
             return
         now_s = self._clock()
-        residual = math.log1p(news.output_tokens) - pending.log_median
-        self._history.add(
-            pending.pool,
-            pending.tenant,
-            pending.key,
-            residual - pending.by_memory,
-            now_s,
-            is_complete=news.is_complete,
-        )
-        self._memory.add(pending.signatures, residual - pending.by_history, now_s, is_complete=news.is_complete)
+        residual = math.log1p(news.output_tokens) - told.log_median
+        if told.digest is None:
+            self._plain_memory.add(told.signatures, residual, now_s, is_complete=news.is_complete)
+            return
+        # Each learns what the other leaves: a prompt that is asked again and again says little of its tenant.
+        place, unexplained = _place(told.pool, told.digest), residual - told.memory
+        self._history.add(place, told.tenant, told.key, unexplained, now_s, is_complete=news.is_complete)
+        self._memory.add(told.signatures, residual - told.history, now_s, is_complete=news.is_complete)
+
+    # --- across restarts --------------------------------------------------------------------------------------------
 
     def dump(self) -> bytes:
-        """What was learned, for ``restore``; with the key of the signatures, which belongs to them."""
-        return msgspec.msgpack.encode(_State(self._key, self._history.dump(), self._memory.dump()))
+        """What was learned, for ``restore``."""
+        state = _State(_VERSION, self._key, self._history.dump(), self._memory.dump(), self._plain_memory.dump())
+        return msgspec.msgpack.encode(state)
 
     def restore(self, data: bytes) -> None:
         """Go on with what another process has learned.
 
         Raises:
-            ValueError: it cannot be used.
+            ValueError: it cannot be used; nothing of it is.
         """
-        state = msgspec.msgpack.decode(data, type=_State)
-        if len(state.key) != _KEY_BYTES:
-            raise ValueError(f"a key of {len(state.key)} bytes")
-        history, memory = History(), Memory()
-        history.restore(state.history)
-        memory.restore(state.memory)
-        self._key, self._signer = state.key, Signer(state.key)
-        self._history, self._memory = history, memory
+        history, memory, plain_memory = History(), Memory(), Memory()
+        try:
+            state = msgspec.msgpack.decode(data, type=_State)
+            if state.version != _VERSION or len(state.key) != _KEY_BYTES:
+                raise ValueError(f"state of version {state.version}")
+            history.restore(state.history)
+            memory.restore(state.memory)
+            plain_memory.restore(state.plain_memory)
+        except (msgspec.MsgspecError, KeyError, TypeError, OverflowError) as error:
+            raise ValueError(str(error)) from error
+        self._use_key(state.key)
+        self._history, self._memory, self._plain_memory = history, memory, plain_memory
+
+
+def _place(pool: str, digest: str) -> str:
+    """Name of a pool in the histories: residuals say something about the model that left them."""
+    return f"{pool}\x00{digest}"
 
 
 def _answer(
-    look: _Look, quantiles: tuple[float, ...] | None, source: str, runaway: float | None, digest: str | None
+    read: _Read, quantiles: tuple[float, ...] | None, source: str, runaway: float | None, digest: str | None
 ) -> Answer:
     return Answer(
-        id=look.question.id,
+        id=read.question.id,
         quantiles=quantiles,
         source=source,
         runaway=runaway,
-        features=look.features.pack(),
+        features=read.features.pack(),
         feature_version=FEATURE_VERSION,
         model=digest,
     )

@@ -37,10 +37,6 @@ MAX_BATCH = 64
 HANG_LIMIT_S = 20
 """An iteration that takes longer ends the process; the router, if it lives, ended it before."""
 
-WARM_UP_S = 5.0
-"""When what a model needs is imported: late enough not to slow the start of the machine's other processes down, early
-enough for the first promotion."""
-
 _SWITCH_S = 0.0005
 """How long the loader may keep the interpreter from a question."""
 
@@ -48,11 +44,10 @@ _READ_BYTES = 1 << 18
 
 
 class Service(Protocol):
-    """What answers. ``load`` and ``warm_up`` run in the loader's thread, everything else in the main one."""
+    """What answers. ``load`` runs in the loader's thread, everything else in the main one."""
 
     @property
     def known(self) -> int: ...
-    def warm_up(self) -> None: ...
     def load(self, data: bytes) -> Any: ...
     def assign(self, pool: str, digest: str | None, model: Any) -> None: ...
     def answer(self, questions: Sequence[Ask]) -> tuple[list[Answer], list[int]]: ...
@@ -64,9 +59,7 @@ class Service(Protocol):
 class Worker:
     """See the module."""
 
-    def __init__(
-        self, sock: socket.socket, service: Service, state: StateFile, *, warm_up_s: float = WARM_UP_S
-    ) -> None:
+    def __init__(self, sock: socket.socket, service: Service, state: StateFile) -> None:
         self._socket = sock
         self._service = service
         self._state = state
@@ -76,9 +69,8 @@ class Worker:
         self._orders: queue.SimpleQueue[Assign] = queue.SimpleQueue()
         self._loaded: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._wake_read, self._wake_write = os.pipe()
-        self._warm_up_s = warm_up_s
-        self._wanted: dict[str, str | None] = {}
-        self._current: dict[str, str | None] = {}
+        self._wanted: dict[str, str] = {}
+        self._current: dict[str, str] = {}
 
     def run(self) -> None:
         """Answer until the other end closes."""
@@ -149,26 +141,20 @@ class Worker:
     # --- models -----------------------------------------------------------------------------------------------------
 
     def _assign(self, order: Assign) -> None:
-        self._wanted[order.pool] = order.digest
         if order.digest is None:
+            self._wanted.pop(order.pool, None)
             self._service.assign(order.pool, None, None)
             self._send(Assigned(order.pool, None, None))
             self._current.pop(order.pool, None)
         else:
+            self._wanted[order.pool] = order.digest
             self._orders.put(order)
 
     def _load_all(self) -> None:
         """The loader's thread."""
-        deadline = time.monotonic() + self._warm_up_s
-        is_warm = False
         models: dict[str, Any] = {}
         while True:
-            try:
-                order = self._orders.get(timeout=None if is_warm else max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                self._service.warm_up()
-                is_warm = True
-                continue
+            order = self._orders.get()
             assert order.digest is not None
             try:
                 model = models.get(order.digest)
@@ -180,13 +166,13 @@ class Worker:
                 self._log.exception("predictor.load_failed", digest=order.digest[:12])
                 self._tell(order, None, f"it could not be loaded: {type(error).__name__}")
             else:
-                models = {**{d: m for d, m in models.items() if d in self._wanted.values()}, order.digest: model}
+                models = {**{d: m for d, m in models.items() if d in list(self._wanted.values())}, order.digest: model}
                 self._tell(order, model, None)
 
     def _tell(self, order: Assign, model: Any, refused: str | None) -> None:
         def finish() -> None:
-            if self._wanted.get(order.pool) != order.digest:
-                return  # overtaken by a later order
+            if order.pool not in self._wanted:
+                return  # taken away meanwhile
             if refused is None:
                 self._service.assign(order.pool, order.digest, model)
                 self._current[order.pool] = order.digest
@@ -206,7 +192,7 @@ def _read(path: Path, digest: str) -> bytes:
     return data
 
 
-def serve(descriptor: int, directory: Path, service: Service, *, warm_up_s: float = WARM_UP_S) -> None:
+def serve(descriptor: int, directory: Path, service: Service) -> None:
     """Run on an inherited socket until it closes, then save what was learned."""
     log = logs.get_logger(__name__)
     # The terminal's Ctrl-C goes to every process of the group; the router says when it is over by closing the socket.
@@ -222,7 +208,7 @@ def serve(descriptor: int, directory: Path, service: Service, *, warm_up_s: floa
             log.error("predictor.state_refused", reason=str(error))
     with socket.socket(fileno=descriptor) as sock:
         try:
-            Worker(sock, service, state, warm_up_s=warm_up_s).run()
+            Worker(sock, service, state).run()
         except OSError as error:
             log.warning("predictor.socket_broke", reason=error.strerror)
         except SystemExit:

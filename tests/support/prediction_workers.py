@@ -44,9 +44,6 @@ class Plain:
     def known(self) -> int:
         return len(self.restored)
 
-    def warm_up(self) -> None:
-        pass
-
     def load(self, data: bytes) -> str:
         if not data.startswith(b"model"):
             raise ArtifactRefused("this is no model")

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import msgspec
+from support.length_models import artifact, prompt
 from support.published import TOKEN, ControlPlane
 from support.scripted import Peer, World
 
@@ -24,7 +25,8 @@ from router_ext.settings import RouterSettings
 from router_ext.wire.controlplane import ArtifactRecord, PoolState, PredictionRecord, UsageEvent, snapshot_digest
 
 SUPPORT = str(Path(__file__).parents[2])
-BODY = {"inputs": "How many rivers are there?", "parameters": {"max_new_tokens": 5, "details": True}}
+PROMPT = "How many rivers are there?"
+BODY = {"inputs": PROMPT, "parameters": {"max_new_tokens": 5, "details": True}}
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -63,9 +65,10 @@ class Promoting:
         assert pool is not None
         return pool
 
-    async def prediction(self) -> PredictionRecord:
+    async def prediction(self, text: str = PROMPT) -> PredictionRecord:
         known = len(self.plane.rows)
-        await Peer(self.world, "/generate_stream", BODY).wait()
+        body = {"inputs": text, "parameters": {"max_new_tokens": 2_000, "details": True}}
+        await Peer(self.world, "/generate_stream", body).wait()
         await self.plane.wait_for(lambda: len(self.plane.rows) > known)
         event = max(self.plane.rows.values(), key=lambda event: event.arrived_at_us)
         assert event.prediction is not None
@@ -159,6 +162,39 @@ async def test_from_promotion_to_refusal_to_the_worker_s_death_and_back(tmp_path
         assert (await made.prediction()).length_model is None
 
 
+async def test_a_trained_model_answers_within_two_seconds_of_its_promotion(tmp_path: Path) -> None:
+    """The real worker and a real model, which is told from a damaged one and from another program's file."""
+    data = await asyncio.to_thread(artifact)
+    async with promoting(tmp_path) as made:
+        record = await made.prediction(prompt("one sentence", 700))
+        assert (record.source, record.length_model) == ("default", None)
+        assert record.features is not None
+        started = time.monotonic()
+        good = await made.promote(data)
+        await made.heard_of(lambda pool: pool.length_model_digest == good)
+        assert time.monotonic() - started < 2.0
+        short = await made.prediction(prompt("one sentence", 701))
+        long = await made.prediction(prompt("a long essay", 701))
+        assert (short.source, long.source, long.length_model) == ("model", "model", good)
+        assert short.quantiles is not None
+        assert long.quantiles is not None
+        assert 2 * short.quantiles[3] < long.quantiles[3]
+
+        await made.promote(data[:-100] + bytes(100))
+        pool = await made.heard_of(lambda pool: pool.length_model_refused is not None)
+        assert "damaged" in (pool.length_model_refused or "")
+        assert (await made.prediction(prompt("one sentence", 702))).length_model == good
+
+        client = made.world.router.predictions.client
+        assert client is not None
+        os.kill(client.pid or 0, signal.SIGKILL)
+        await until(lambda: not client.is_up)
+        assert (await made.prediction()).fallback_reason == "down"
+        async with asyncio.timeout(20):
+            while (await made.prediction()).length_model != good or not client.is_up:
+                pass
+
+
 async def test_a_router_that_starts_without_its_control_plane_has_the_model(tmp_path: Path) -> None:
     async with promoting(tmp_path, plain_worker()) as made:
         digest = await made.promote(b"model one")
@@ -171,7 +207,7 @@ async def test_a_router_that_starts_without_its_control_plane_has_the_model(tmp_
         event = msgspec.json.decode(batch.payloads[-1], type=UsageEvent)
         assert event.prediction is not None
         assert event.prediction.length_model == digest
-        assert json.dumps(BODY["inputs"]) not in batch.payloads[-1].decode()
+        assert json.dumps(PROMPT) not in batch.payloads[-1].decode()
 
 
 async def test_a_router_that_wants_no_worker_says_so(tmp_path: Path) -> None:
