@@ -24,6 +24,7 @@ from router_ext.predict.features import DENSE, Features, RequestFacts, extract
 from router_ext.predict.forward import forward
 from router_ext.predict.kernel import Kernel
 from router_ext.predict.parts import Scaling, blend
+from router_ext.predict.quick_trees import QuickTrees
 from router_ext.predict.trees import Trees
 
 Array = NDArray[np.float32]
@@ -77,7 +78,7 @@ class Predictor:
         self._basis = _part(Basis, "basis", tensors)
         self._kernel = _part(Kernel, "kernel", tensors)
         self._scaling = _part(Scaling, "scaling", tensors)
-        self._trees = _part(Trees, "trees", tensors) if "trees.start" in tensors else None
+        trees = _part(Trees, "trees", tensors) if "trees.start" in tensors else None
         self._mixtures = [
             {name.split(".", 1)[1]: tensor for name, tensor in tensors.items() if name.startswith(f"mixture{i}.")}
             for i in range(int(n_mixtures[0]))
@@ -88,8 +89,10 @@ class Predictor:
         rows = (len(self._kernel.level), len(self._kernel.weights), len(self._factors), len(self._scaling.figures))
         if set(rows) != {len(header.models) + 1}:
             raise ValueError(f"{len(header.models)} served models, and rows for {rows}")
-        if self._trees is not None:
-            self._trees.check(int(self._scaling.figures.shape[1]) + len(DENSE) + 2 + len(self._scaling.word_scale))
+        self._trees: QuickTrees | None = None
+        if trees is not None:
+            trees.check(int(self._scaling.figures.shape[1]) + len(DENSE) + 2 + len(self._scaling.word_scale))
+            self._trees = QuickTrees(trees)
 
     @classmethod
     def load(cls, data: bytes) -> Predictor:

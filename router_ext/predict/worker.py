@@ -170,13 +170,15 @@ class Worker:
                 self._tell(order, model, None)
 
     def _tell(self, order: Assign, model: Any, refused: str | None) -> None:
+        pool, digest = order.pool, order.digest
+
         def finish() -> None:
-            if order.pool not in self._wanted:
+            if pool not in self._wanted or digest is None:
                 return  # taken away meanwhile
             if refused is None:
-                self._service.assign(order.pool, order.digest, model)
-                self._current[order.pool] = order.digest
-            self._send(Assigned(order.pool, order.digest, self._current.get(order.pool), refused))
+                self._service.assign(pool, digest, model)
+                self._current[pool] = digest
+            self._send(Assigned(pool, digest, self._current.get(pool), refused))
 
         self._loaded.put(finish)
         os.write(self._wake_write, b"\0")
