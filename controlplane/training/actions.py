@@ -36,6 +36,9 @@ ACTIVE = (JobState.QUEUED, JobState.RUNNING)
 SPAN = timedelta(days=28)
 """Long enough for weekly habits, short enough to follow a tenant that changes its use; samples are kept as long."""
 
+WAKE_EXPIRES_S = 30
+"""Twice as long as beat waits between two calls."""
+
 
 @use_case()
 def start_job(
@@ -105,7 +108,8 @@ def min_samples() -> int:
 def wake(job_id: str) -> None:
     """Send the wake-up call. The row is the truth: if the broker is away, beat calls again within seconds."""
     try:
-        current_app.send_task("controlplane.training.tasks.run_job", [job_id], retry=False)
+        # While the worker is busy, calls for a job that waits would pile up; the next one comes soon enough.
+        current_app.send_task("controlplane.training.tasks.run_job", [job_id], retry=False, expires=WAKE_EXPIRES_S)
     except OperationalError:
         logger.warning("job.wake_up_failed", job=job_id)
 

@@ -13,6 +13,8 @@ from datetime import datetime
 from statistics import fmean, median_low
 
 import structlog
+from celery.exceptions import SoftTimeLimitExceeded
+from django.conf import settings
 
 from controlplane.common.actor import system_actor
 from controlplane.common.clock import utc_now
@@ -69,6 +71,14 @@ def run(job_id: str, *, now: datetime | None = None) -> bool:
     except TooFewSamples as problem:
         fail_job(actor=actor, job_id=job_id, lease=lease, error=str(problem))
         return False
+    except SoftTimeLimitExceeded:
+        limit = settings.ENVIRONMENT.training_limit_s
+        fail_job(actor=actor, job_id=job_id, lease=lease, error=f"not done within {limit:,} s; it was ended")
+        return False
+    except MemoryError:
+        limit = settings.ENVIRONMENT.training_memory_mb
+        fail_job(actor=actor, job_id=job_id, lease=lease, error=f"needed more memory than the {limit:,} MB it may have")
+        raise
     except Exception as error:
         fail_job(actor=actor, job_id=job_id, lease=lease, error=f"{type(error).__name__}: {error}"[:2_000])
         raise

@@ -318,6 +318,24 @@ def accuracy(*, actor: Actor, pool: str, from_at: datetime, to_at: datetime, ten
     )
 
 
+MAX_TENANTS = 500
+_TENANTS_SQL = """
+    SELECT DISTINCT tenant FROM predictor_hour WHERE pool = %(pool)s AND hour >= %(from)s AND tenant <> ''
+    UNION
+    SELECT DISTINCT tenant FROM usage_prediction WHERE pool = %(pool)s AND arrived_at >= %(latest)s
+    ORDER BY tenant LIMIT %(limit)s
+"""
+
+
+def judged_tenants(*, actor: Actor, pool: str, from_at: datetime, now: datetime) -> list[str]:
+    """Ids of tenants of whom there are figures since ``from_at``, ``MAX_TENANTS`` at most."""
+    actor.require(Scope.READ)
+    latest = now - timedelta(hours=2)  # hours younger than this may not be rolled up yet
+    with connection.cursor() as cursor:
+        cursor.execute(_TENANTS_SQL, {"pool": pool, "from": from_at, "latest": latest, "limit": MAX_TENANTS})
+        return [tenant for (tenant,) in cursor.fetchall()]
+
+
 def _step(span: timedelta) -> timedelta:
     """At most about a hundred steps."""
     for hours in (1, 3, 6, 12):

@@ -24,13 +24,14 @@ from controlplane.tenants.queries import tenant_names
 from controlplane.training import actions, promotion, queries
 from controlplane.training.gate import NAMES
 from controlplane.training.models import Artifact, Evaluation, JobKind
-from controlplane.usage.accuracy import WIDTHS, Accuracy, accuracy
+from controlplane.usage.accuracy import WIDTHS, Accuracy, accuracy, judged_tenants
 from router_ext.predict.baseline import LEVELS
 
 SHOWN_JOBS = 8
 SHOWN_VERSIONS = 10
 SHOWN_PROMOTIONS = 20
 DAYS = ((1, "1 day"), (7, "7 days"), (28, "28 days"))
+DEFAULT_DAYS = 7
 SERIES = (
     ("served", "what was served"),
     ("fallback", "empirical quantiles"),
@@ -42,17 +43,16 @@ _BINS = [f"up to {_EDGES[0]}", *(f"{a} to {b}" for a, b in pairwise(_EDGES)), f"
 
 
 class ChoiceForm(forms.Form):
-    """Which pool and tenant, and how far back."""
+    """Which pool and tenant, and how far back. What is no choice falls back to the first one."""
 
     pool = forms.ChoiceField(required=False)
     tenant = forms.ChoiceField(required=False)
     days = forms.TypedChoiceField(coerce=int, choices=DAYS, required=False, label="Last")
 
-    def __init__(self, data: Any, *, pools: Sequence[Pool], tenants: dict[str, str]) -> None:
-        super().__init__({"pool": data.get("pool", ""), "tenant": data.get("tenant", ""), "days": data.get("days", 7)})
+    def __init__(self, *, pools: Sequence[Pool], tenants: Sequence[tuple[str, str]], **chosen: Any) -> None:
+        super().__init__(chosen)
         cast(forms.ChoiceField, self.fields["pool"]).choices = [(p.id, p.name) for p in pools]
-        chosen = sorted(tenants.items(), key=lambda item: (item[1], item[0]))
-        cast(forms.ChoiceField, self.fields["tenant"]).choices = [("", "all tenants"), *chosen]
+        cast(forms.ChoiceField, self.fields["tenant"]).choices = [("", "all tenants"), *tenants]
 
 
 @require_safe
@@ -61,28 +61,33 @@ def index(request: HttpRequest) -> HttpResponseBase:
     """Accuracy, calibration and drift of one pool, versions and promotions, and what runs at the moment."""
     actor = actor_of(request)
     pools = list(fleet_queries.pools(actor=actor))
-    form = ChoiceForm(request.GET, pools=pools, tenants=tenant_names())
-    form.is_valid()  # what is no choice falls back to the first one
-    pool = next((p for p in pools if p.id == form.cleaned_data.get("pool")), pools[0] if pools else None)
-    if pool is not None and not form.cleaned_data.get("pool"):
-        form.data = {**form.data, "pool": pool.id}
-    context = {"form": form, "pool": pool, **_running(actor, pool.id if pool is not None else "")}
-    if pool is not None:
-        tenant, days = form.cleaned_data.get("tenant") or "", form.cleaned_data.get("days") or 7
-        now = utc_now()
-        states = {state.pool: state for state in queries.drift_states(actor=actor)}
-        found = accuracy(actor=actor, pool=pool.id, tenant=tenant, from_at=now - timedelta(days=days), to_at=now)
-        context |= {
-            "served": found.total["served"],
-            "others": [(label, found.total[name]) for name, label in SERIES],
-            "plots": _plots(found),
-            "drift": states.get(pool.id),
-            "drifts": [(each, states.get(each.id)) for each in pools],
-            "versions": _versions(actor, pool),
-            "promotions": queries.promotions(actor=actor, pool=pool.id)[:SHOWN_PROMOTIONS],
-            "can_roll_back": _can_roll_back(pool),
-            **_samples(actor, pools),
-        }
+    pool = next((p for p in pools if p.id == request.GET.get("pool")), pools[0] if pools else None)
+    if pool is None:
+        return render(request, "console/predictor.html", {"pool": None})
+    days = next((n for n, _ in DAYS if str(n) == request.GET.get("days")), DEFAULT_DAYS)
+    now = utc_now()
+    from_at = now - timedelta(days=days)
+    names = tenant_names()
+    wanted = request.GET.get("tenant", "")
+    tenant = wanted if wanted in names else ""
+    judged = {*judged_tenants(actor=actor, pool=pool.id, from_at=from_at, now=now), *filter(None, [tenant])}
+    tenants = sorted(((each, names.get(each, each)) for each in judged), key=lambda pair: (pair[1], pair[0]))
+    found = accuracy(actor=actor, pool=pool.id, tenant=tenant, from_at=from_at, to_at=now)
+    states = {state.pool: state for state in queries.drift_states(actor=actor)}
+    context = {
+        "form": ChoiceForm(pools=pools, tenants=tenants, pool=pool.id, tenant=tenant, days=days),
+        "pool": pool,
+        "served": found.total["served"],
+        "others": [(label, found.total[name]) for name, label in SERIES],
+        "plots": _plots(found),
+        "drift": states.get(pool.id),
+        "drifts": [(each, states.get(each.id)) for each in pools],
+        "versions": _versions(actor, pool),
+        "promotions": queries.promotions(actor=actor, pool=pool.id)[:SHOWN_PROMOTIONS],
+        "can_roll_back": _can_roll_back(pool),
+        **_samples(actor, pools),
+        **_running(actor, pool.id),
+    }
     return render(request, "console/predictor.html", context)
 
 
