@@ -8,7 +8,7 @@ from typing import Any
 
 from django.utils.dateparse import parse_datetime
 from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import OpenApiParameter, extend_schema, extend_schema_view
+from drf_spectacular.utils import OpenApiParameter, extend_schema, extend_schema_field, extend_schema_view
 from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.response import Response
@@ -78,7 +78,7 @@ class ArtifactDetailSerializer(ArtifactSerializer):
     class Meta(ArtifactSerializer.Meta):
         fields = [*ArtifactSerializer.Meta.fields, "is_kept", "dataset", "evaluations"]
 
-    @extend_schema(responses=DatasetSerializer)
+    @extend_schema_field(DatasetSerializer(allow_null=True))
     def get_dataset(self, artifact: Artifact) -> dict[str, Any] | None:
         jobs = artifact.job_set.all()
         dataset = jobs[0].dataset if jobs else None

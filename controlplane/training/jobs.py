@@ -30,4 +30,4 @@ def confine_process() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
     with contextlib.suppress(PermissionError):
-        os.nice(_NICE - os.nice(0))
+        os.nice(max(0, _NICE - os.nice(0)))

@@ -53,13 +53,13 @@ def take_lease(job_id: str) -> str | None:
 
 
 def heartbeat(job_id: str, lease: str, *, progress: float, line: str = "") -> None:
-    """Extend the lease and say how far the job is.
+    """Extend the lease and say how far the job is. ``line``: for its log, more than one if need be.
 
     Raises:
         LeaseLost: it was cancelled or taken over.
     """
     now = utc_now()
-    text = f"{now:%H:%M:%S} {line}\n" if line else ""
+    text = "".join(f"{now:%H:%M:%S} {each}\n" for each in line.splitlines())
     is_held = Job.objects.filter(pk=job_id, state=JobState.RUNNING, lease=lease).update(
         lease_until=now + LEASE,
         heartbeat_at=now,

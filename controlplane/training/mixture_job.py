@@ -11,6 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from statistics import fmean, median_low
+from typing import Any
 
 import structlog
 from celery.exceptions import SoftTimeLimitExceeded
@@ -25,6 +26,7 @@ from controlplane.training.gate import ACTIVE, CANDIDATE, Verdict, judge
 from controlplane.training.keeper import Keeper
 from controlplane.training.lease import LeaseLost, take_lease
 from controlplane.training.models import Artifact, Dataset, Job
+from router_ext.errors import ArtifactRefused
 from router_ext.predict.baseline import DEFAULT_TOKENS, LEVELS
 from router_ext.predict.versions import FEATURE_VERSION
 
@@ -119,7 +121,7 @@ def _select(filters: Filters, keeper: Keeper) -> Selection:
     return selection
 
 
-def _train(selection: Selection, keeper: Keeper) -> tuple[bytes, dict[str, object]]:
+def _train(selection: Selection, keeper: Keeper) -> tuple[bytes, dict[str, Any]]:
     """The artifact and its figures.
 
     Raises:
@@ -130,12 +132,21 @@ def _train(selection: Selection, keeper: Keeper) -> tuple[bytes, dict[str, objec
     def on_progress(share: float, line: str) -> None:
         keeper.tell(_READ + (_TRAINED - _READ) * share, line)
 
+    examples = length_model.readable(selection.train)
+    damaged = len(selection.train) - len(examples)
+    if damaged:
+        keeper.tell(_READ, f"{damaged:,} samples are damaged and left out")
     seed = int(selection.digest[:8], 16)
-    trained = length_model.train(selection.train, seed=seed, on_progress=on_progress, should_stop=keeper.is_lost)
+    trained = length_model.train(
+        examples, seed=seed, built_at=utc_now(), on_progress=on_progress, should_stop=keeper.is_lost
+    )
     keeper.check()
-    if len(trained.body) > MAX_ARTIFACT_BYTES:
-        raise ValueError(f"the artifact has {len(trained.body):,} bytes; at most {MAX_ARTIFACT_BYTES:,} can be served")
-    return trained.body, {**trained.metrics, "rows": len(selection.train), "seed": seed}
+    if trained is None:
+        raise RuntimeError("training stopped though nobody asked for it")
+    body, metrics = trained
+    if len(body) > MAX_ARTIFACT_BYTES:
+        raise ValueError(f"the artifact has {len(body):,} bytes; at most {MAX_ARTIFACT_BYTES:,} can be served")
+    return body, {**metrics, "damaged": damaged}
 
 
 def _judge(selection: Selection, body: bytes, keeper: Keeper) -> dict[str, Verdict]:
@@ -143,27 +154,43 @@ def _judge(selection: Selection, body: bytes, keeper: Keeper) -> dict[str, Verdi
     from controlplane.training import length_model
 
     keeper.tell(_TRAINED, "judging it on the rows held out")
-    by_pool: dict[str, list[Row]] = defaultdict(list)
-    for row in selection.heldout:
-        if row.is_complete:
-            by_pool[row.pool].append(row)
+    by_pool: dict[str, list[length_model.Example]] = defaultdict(list)
+    for example in length_model.readable(selection.heldout):
+        by_pool[example[0].pool].append(example)
     active = _active_bodies(list(by_pool))
     means = _means_of_five([*selection.train, *selection.heldout])
     medians = _medians(selection.train)
     verdicts = {}
-    for pool, rows in sorted(by_pool.items()):
+    for pool, examples in sorted(by_pool.items()):
         keeper.check()
-        predicted: dict[str, Sequence[Sequence[float]]] = {
-            CANDIDATE: length_model.predict(body, rows),
+        rows = [row for row, _ in examples]
+        told: dict[str, Sequence[Sequence[float]]] = {
+            CANDIDATE: length_model.replay(body, examples),
             "fallback": [row.fallback or [DEFAULT_TOKENS] * len(LEVELS) for row in rows],
             "tenant_mean5": [[means[row.event]] * len(LEVELS) for row in rows],
             "pool_median": [[medians.get(pool, DEFAULT_TOKENS)] * len(LEVELS) for row in rows],
         }
         if pool in active:
-            predicted[ACTIVE] = length_model.predict(active[pool], rows)
-        verdicts[pool] = judge(predicted, [row.output_tokens for row in rows])
+            served = _by_active(active[pool], examples)
+            if served is not None:
+                told[ACTIVE] = served
+        # The history has seen those that were cut; judged are those whose length is known.
+        whole = [i for i, row in enumerate(rows) if row.is_complete]
+        judged = {name: [quantiles[i] for i in whole] for name, quantiles in told.items()}
+        verdicts[pool] = judge(judged, [rows[i].output_tokens for i in whole])
     keeper.tell(0.98)
     return verdicts
+
+
+def _by_active(body: bytes, examples: Sequence[tuple[Row, Any]]) -> Sequence[Sequence[float]] | None:
+    """What the active model says of the same rows; None where it cannot be loaded any more: then it serves nobody."""
+    from controlplane.training import length_model
+
+    try:
+        return length_model.replay(body, examples)
+    except ArtifactRefused as refusal:
+        logger.warning("job.active_model_refused", reason=str(refusal))
+        return None
 
 
 def _active_bodies(pools: Sequence[str]) -> dict[str, bytes]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from itertools import pairwise
 from typing import Any, cast
@@ -205,10 +205,22 @@ def _version(artifact: Artifact, pool: Pool) -> dict[str, Any]:
         "dataset": jobs[0].dataset if jobs else None,
         "verdict": verdict,
         "contenders": [(NAMES.get(name, name), figures) for name, figures in contenders.items()],
-        "metrics": [(k, v) for k, v in sorted(artifact.metrics.items()) if isinstance(v, int | float | str)],
+        "metrics": _flat(artifact.metrics),
         "serves": artifact.id == pool.length_model_artifact,
         "is_kept": getattr(artifact, "is_kept", False),
     }
+
+
+def _flat(metrics: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Figures by name, those inside of others after a colon."""
+    found: list[tuple[str, Any]] = []
+    for name, value in sorted(metrics.items()):
+        words = name.replace("_", " ")
+        if isinstance(value, Mapping):
+            found += [(f"{words}: {inner}", each) for inner, each in _flat(value)]
+        else:
+            found.append((words, value))
+    return found
 
 
 def _can_roll_back(pool: Pool) -> bool:
