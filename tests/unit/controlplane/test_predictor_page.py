@@ -119,6 +119,7 @@ def test_a_version_is_promoted_rolled_back_and_taken_out(operator: Client, pool:
     assert '<span class="badge good">serves</span>' in page
     assert "I looked at it" in page
     assert "operator@example.org" in page
+    assert version.digest[:12] in operator.get(reverse("console:pools")).content.decode()
     page = press(operator, "roll_back", pool=pool.id)
     assert "no trained model serves now" in page
     press(operator, "promote", pool=pool.id, artifact=version.id, reason="again")
