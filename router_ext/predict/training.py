@@ -332,8 +332,13 @@ def _distinct(features: Sequence[Features]) -> tuple[list[Features], Ints]:
 
 
 def _folds(groups: Ints, seed: int) -> Ints:
-    """Fold of each prompt; a group is in one."""
-    names, of = np.unique(groups, return_inverse=True)
+    """Fold of each prompt; a group is in one, unless it has more prompts than a fold should.
+
+    Traffic of one template is one group: kept together it would leave the other folds with nothing.
+    """
+    sizes = np.bincount(groups)
+    alone = groups.max() + 1 + np.arange(len(groups))
+    names, of = np.unique(np.where(sizes[groups] > len(groups) / FOLDS, alone, groups), return_inverse=True)
     fold = np.arange(len(names)) % FOLDS
     np.random.default_rng(seed).shuffle(fold)
     return fold[of]

@@ -384,3 +384,28 @@ def test_trees_that_lead_nowhere_are_refused() -> None:
 def test_features_are_what_training_takes() -> None:
     one = samples(1, seed=1)[0]
     assert Features.unpack(one.features.pack()).pack() == one.features.pack()
+
+
+def test_prompts_of_one_template_can_be_learnt_from() -> None:
+    """All are near-duplicates of each other: keeping them together would leave folds without a row."""
+    draw = random.Random(5)
+    tasks = (
+        "Write {n} words about {topic}.",
+        "Explain {topic} in {n} words.",
+        "I need a text of {n} words on {topic}.",
+    )
+    topics = ("rivers", "bridges", "the moon", "old towns", "bread", "glaciers", "violins", "maps")
+    few = [
+        Sample(
+            features=extract(task.format(n=n, topic=topic), FACTS),
+            model="m",
+            output_tokens=max(1, round(n * draw.lognormvariate(0.0, 0.2))),
+        )
+        for n in (20, 40, 80, 150, 300, 600)
+        for task in tasks
+        for topic in topics
+        for _ in range(2)
+    ]
+    assert len(set(groups([one.features for one in few]).tolist())) < training.FOLDS
+    metrics = train(few, seed=1, built_at_us=1, options=QUICK).metrics
+    assert math.isfinite(metrics["new_prompts"]["pinball"])
