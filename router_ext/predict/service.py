@@ -85,16 +85,17 @@ class LengthService:
 
     Args:
         clock: wall seconds; what was learned outlives the process.
+        key: of signatures, for whoever wants the same numbers again; a secret of this process if it is not given.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, clock: Callable[[], float] = time.time, *, key: bytes | None = None) -> None:
         self._clock = clock
         self._models: dict[str, tuple[str, Predictor]] = {}
         self._history = History()
         self._memory = Memory()
         self._plain_memory = Memory()
         self._pending: OrderedDict[int, _Pending] = OrderedDict()
-        self._use_key(os.urandom(_KEY_BYTES))
+        self._use_key(os.urandom(_KEY_BYTES) if key is None else key)
 
     def _use_key(self, key: bytes) -> None:
         self._key = key

@@ -3,7 +3,7 @@
 
 A trace says when clients send, not what: with answers each of its clients becomes one source of prompts and one model,
 and each of its requests one prompt with the length of a real answer. Half of the prompts are replayed, those whose
-digest is even; a model of lengths is trained on the others.
+digest is even (near-duplicates go by that of the first of them); a model of lengths is trained on the others.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import io
 import json
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -24,28 +24,28 @@ from router_ext.errors import SimulationError
 from router_ext.sim.traces import MAX_TOKENS
 
 PROMPTS, OUTPUTS = "prompts.jsonl.gz", "outputs.csv.gz"
+NEEDED = "fairlane[predictor]"
+
 _LEAST_PROMPTS = 10
 """A source and model with fewer prompts to replay makes no client: it would send the same few over and over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """What a client sends. ``text`` is what a predictor may read."""
+    """What a client sends. ``text`` is what a predictor may read. ``is_replayed``: simulations send it; else models may
+    be trained on it.
+    """
 
     prompt_id: str
     source: str
     text: str
     input_tokens: int
-
-    @property
-    def is_replayed(self) -> bool:
-        """Whether simulations send it; else models may be trained on it."""
-        return hashlib.blake2b(self.text.encode(), digest_size=1).digest()[0] % 2 == 0
+    is_replayed: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One real answer: its model, its sampling parameters (None: not known), its length."""
+    """One real answer: its model, its sampling parameters (None: not known), its length, whether that is all of it."""
 
     prompt: Prompt
     model: str
@@ -53,6 +53,7 @@ class Answer:
     temperature: float | None
     top_p: float | None
     output_tokens: int
+    is_complete: bool
 
 
 Kind: TypeAlias = tuple[tuple[Answer, ...], ...]
@@ -92,11 +93,19 @@ def read_answers(folder: Path) -> Iterator[Answer]:
     if not directories:
         raise SimulationError(f"{folder}: no {OUTPUTS} in it or below")
     for directory in directories:
-        prompts = dict(_prompts(directory / PROMPTS))
+        prompts = _prompts(directory / PROMPTS)
         yield from _answers(directory / OUTPUTS, prompts)
 
 
-def _prompts(path: Path) -> Iterator[tuple[str, Prompt]]:
+def _prompts(path: Path) -> Mapping[str, Prompt]:
+    """By id. Cost: some 0.3 ms each, to find near-duplicates."""
+    try:
+        # Numpy comes with the predictor, which simulations of lengths alone do not need.
+        from router_ext.predict import grouping
+        from router_ext.predict.features import RequestFacts, extract
+    except ModuleNotFoundError as error:
+        raise SimulationError(f"real answers need {NEEDED}: {error}") from error
+    found: list[Prompt] = []
     # Not splitlines, which takes characters for line ends that may stand within a prompt.
     for number, line in enumerate(_text(path).removesuffix("\n").split("\n"), 1):
         try:
@@ -106,10 +115,20 @@ def _prompts(path: Path) -> Iterator[tuple[str, Prompt]]:
                 source=str(plain["source"]),
                 text=str(plain["text"]),
                 input_tokens=max(1, int(plain["in_tokens"])),
+                is_replayed=False,
             )
         except (ValueError, TypeError, KeyError) as error:
             raise SimulationError(f"{path} row {number}: not a prompt ({type(error).__name__}: {error})") from error
-        yield prompt.prompt_id, prompt
+        found.append(prompt)
+    groups = grouping.groups([extract(prompt.text, RequestFacts()) for prompt in found])
+    return {
+        prompt.prompt_id: replace(prompt, is_replayed=_is_even(found[int(first)].text))
+        for prompt, first in zip(found, groups, strict=True)
+    }
+
+
+def _is_even(text: str) -> bool:
+    return hashlib.blake2b(text.encode(), digest_size=1).digest()[0] % 2 == 0
 
 
 def _answers(path: Path, prompts: Mapping[str, Prompt]) -> Iterator[Answer]:
@@ -127,6 +146,7 @@ def _answers(path: Path, prompts: Mapping[str, Prompt]) -> Iterator[Answer]:
                 temperature=_number(row, "temperature", float),
                 top_p=_number(row, "top_p", float),
                 output_tokens=_length(row, path, number),
+                is_complete=row.get("hit_cap") != "1",
             )
     except (csv.Error, KeyError, ValueError) as error:
         raise SimulationError(f"{path} row {number}: {type(error).__name__}: {error}") from error

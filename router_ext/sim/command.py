@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +19,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from router_ext import compiled
 from router_ext.core.config import policy_names
 from router_ext.core.fairness import TEST_POLICIES
-from router_ext.errors import SettingsError
+from router_ext.errors import SettingsError, SimulationError
 from router_ext.sim.answers import OUTPUTS, PROMPTS
 from router_ext.sim.capacity import capacity
+from router_ext.sim.foresight import Foresight, read_model
+from router_ext.sim.learning import train_on_others
 from router_ext.sim.loads import over_load
 from router_ext.sim.models import MODELS
 from router_ext.sim.prediction import Predictor
@@ -40,6 +43,7 @@ _PREDICTORS = {
     Predictor.NONE: "nothing predicted",
     Predictor.MEAN5: "mean of the tenant's last five outputs",
     Predictor.TRIVIAL: "quantiles of the outputs so far",
+    Predictor.MODEL: "a trained length model with history and memory",
     Predictor.NOISY: "true length x uniform(0.5, 1.5)",
     Predictor.ORACLE: "the true length",
 }
@@ -98,6 +102,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "answers of one model, whatever lengths the trace has",
     )
     parser.add_argument(
+        "--length-model",
+        type=Path,
+        metavar="FILE",
+        help=f"for `--predictor {Predictor.MODEL}`: an artifact of `fairlane predictor train`; if there is no such "
+        "file, a model is trained on those prompts of --lengths that are not sent, and kept there",
+    )
+    parser.add_argument(
         "--speed", type=_rate, default=1.0, metavar="X", help=f"for `{TRACE}`: arrivals X times as fast as recorded"
     )
     parser.add_argument("--span", type=_span, metavar="S", help=f"for `{TRACE}`: the first S seconds as sent")
@@ -152,8 +163,9 @@ def run(args: argparse.Namespace) -> int:
         console=Console(stderr=True),
         transient=True,
     )
-    with progress, Workers(args.jobs) as workers:
-        results = [_result(args, choice, progress, workers, is_alone=len(choices) == 1) for choice in choices]
+    with progress, Workers(args.jobs) as workers, tempfile.TemporaryDirectory() as scratch:
+        model = _length_model(args, progress, Path(scratch)) if Predictor.MODEL in _predictors(args) else None
+        results = [_result(args, choice, model, progress, workers, is_alone=len(choices) == 1) for choice in choices]
     if len(choices) > 1:
         _show_load(args, over_load([rate for rate in rates if rate is not None], results))
     elif args.json:
@@ -161,6 +173,31 @@ def run(args: argparse.Namespace) -> int:
     else:
         print_tables(results[0])
     return 0
+
+
+def _length_model(args: argparse.Namespace, progress: Progress, scratch: Path) -> Path:
+    """The file of the length model, trained now if there is none yet."""
+    stated: Path | None = args.length_model
+    if stated is not None and (stated.exists() or args.lengths is None):
+        Foresight(read_model(stated))
+        return stated
+    if args.lengths is None:
+        raise SimulationError(
+            f"predictor {Predictor.MODEL} needs --length-model FILE, or --lengths DIR to train one from"
+        )
+    path = stated or scratch / "length-model"
+    bar = progress.add_task("length model", total=1.0)
+
+    def tell(share: float, line: str) -> None:
+        progress.update(bar, completed=share, description=f"length model: {line}" if line else None)
+
+    artifact = train_on_others(args.lengths, on_progress=tell)
+    progress.remove_task(bar)
+    try:
+        path.write_bytes(artifact)
+    except OSError as error:
+        raise SettingsError(f"--length-model {path}: {error.strerror}") from error
+    return path
 
 
 def _show_load(args: argparse.Namespace, printed: dict[str, Any]) -> None:
@@ -183,7 +220,13 @@ def _print_json(printed: dict[str, Any]) -> None:
 
 
 def _result(
-    args: argparse.Namespace, choice: SuiteChoice, progress: Progress, workers: Workers, *, is_alone: bool
+    args: argparse.Namespace,
+    choice: SuiteChoice,
+    model: Path | None,
+    progress: Progress,
+    workers: Workers,
+    *,
+    is_alone: bool,
 ) -> dict[str, Any]:
     """Run one suite at one load, and write its report: into a directory by its rate if there are others."""
     suite = choice.build()
@@ -191,7 +234,7 @@ def _result(
     num_seeds = args.seeds or (1 if args.suite == TRACE else _DEFAULT_SEEDS)
     seeds = list(dict.fromkeys(args.seed or range(1, num_seeds + 1)))
     variants = [Variant(policy, predictor) for policy in policies for predictor in _predictors(args)]
-    outcomes = _outcomes(choice, suite, variants, seeds, progress, workers)
+    outcomes = _outcomes(choice, suite, variants, seeds, model, progress, workers)
     printed = result(outcomes)
     if args.report is not None:
         # Templates and pictures are read by nobody else.
@@ -218,6 +261,7 @@ def _outcomes(
     suite: Suite,
     variants: Sequence[Variant],
     seeds: Sequence[int],
+    model: Path | None,
     progress: Progress,
     workers: Workers,
 ) -> Outcomes:
@@ -233,14 +277,14 @@ def _outcomes(
         return recordings
 
     tasks = [
-        Task(choice=choice, policy=policy, predictor=predictor, seed=seed)
+        Task(choice=choice, policy=policy, predictor=predictor, seed=seed, model=model)
         for policy, predictor in variants
         for seed in seeds
     ]
     alone = [client.name for client in suite.clients] if suite.has_alone else []
     # Nobody else is there to whom it matters what is expected: one predictor's runs serve for all.
     tasks += [
-        Task(choice=choice, policy=ALONE_POLICY, predictor=variants[0].predictor, seed=seed, alone=name)
+        Task(choice=choice, policy=ALONE_POLICY, predictor=variants[0].predictor, seed=seed, alone=name, model=model)
         for name in alone
         for seed in seeds
     ]
@@ -249,7 +293,7 @@ def _outcomes(
     capacities: dict[Variant, float] = {}
     if suite.has_capacity and choice.rate is None:
         for variant in variants:
-            task = Task(choice=choice, policy=variant.policy, predictor=variant.predictor, seed=seeds[0])
+            task = Task(choice=choice, policy=variant.policy, predictor=variant.predictor, seed=seeds[0], model=model)
             capacities[variant] = capacity(task, perform=perform)
     return Outcomes(
         suite=suite.name,
@@ -291,6 +335,7 @@ def _again(
         words += ["--speed", f"{choice.speed:g}"]
     for option, value in (
         ("lengths", choice.lengths),
+        ("length-model", args.length_model),
         ("span", choice.span_s),
         ("rate", choice.rate),
         ("backends", choice.num_backends),

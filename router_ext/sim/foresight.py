@@ -12,14 +12,18 @@ import hashlib
 import random
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from router_ext.errors import ArtifactRefused, SimulationError
 from router_ext.predict.messages import Ask, Ended, plausible
 from router_ext.predict.prompts import bounded
-from router_ext.predict.service import LengthService
+from router_ext.sim.answers import NEEDED, Answer
 from router_ext.sim.jobs import Job
 
 _POOL = "pool"
+
+_KEY = b"virtual time"
+"""Of signatures, which nobody needs to hide here: the same run is to give the same numbers."""
 
 _WORDS = (
     "the",
@@ -61,7 +65,12 @@ class Foresight:
     """
 
     def __init__(self, artifact: bytes) -> None:
-        self._service = LengthService()
+        try:
+            from router_ext.predict.service import LengthService
+        except ModuleNotFoundError as error:
+            raise SimulationError(f"a length model needs {NEEDED}: {error}") from error
+        self._now_s = 0.0
+        self._service = LengthService(key=_KEY, clock=lambda: self._now_s)
         try:
             model = self._service.load(artifact)
         except ArtifactRefused as error:
@@ -79,8 +88,9 @@ class Foresight:
         if job in self._asked:
             return self._asked[job][1]
         self._count += 1
+        self._now_s = job.arrival_s
         answer = job.answer
-        temperature = 1.0 if answer is None or answer.temperature is None else answer.temperature
+        facts = facts_of(answer)
         question = Ask(
             id=self._count,
             pool=_POOL,
@@ -88,11 +98,11 @@ class Foresight:
             tenant=str(job.tenant),
             key=str(job.key or job.tenant),
             prompt=bounded(_chatter(job) if answer is None else answer.prompt.text, ()),
-            is_chat=True,
+            is_chat=facts.is_chat,
             max_new_tokens=job.max_new_tokens,
-            temperature=temperature,
-            top_p=1.0 if answer is None or answer.top_p is None else answer.top_p,
-            is_greedy=temperature == 0.0,
+            temperature=facts.temperature,
+            top_p=facts.top_p,
+            is_greedy=facts.is_greedy,
             has_stop=False,
             base=base,
         )
@@ -106,7 +116,24 @@ class Foresight:
         """The request came to its end: its length is learned."""
         asked = self._asked.pop(job, None)
         if asked is not None:
+            self._now_s = self._now_s if job.finish_s is None else job.finish_s
             self._service.ended(Ended(asked[0], job.output_tokens, job.output_tokens < job.max_new_tokens))
+
+
+class Facts(NamedTuple):
+    """What a router would be told of sampling; what is not known is what a client gets who does not say."""
+
+    temperature: float
+    top_p: float
+    is_greedy: bool
+    is_chat: bool
+
+
+def facts_of(answer: Answer | None) -> Facts:
+    """How this answer was sampled."""
+    temperature = 1.0 if answer is None or answer.temperature is None else answer.temperature
+    top_p = 1.0 if answer is None or answer.top_p is None else answer.top_p
+    return Facts(temperature, top_p, temperature == 0.0, is_chat=True)
 
 
 def _chatter(job: Job) -> str:

@@ -51,7 +51,8 @@ def test_each_client_sends_prompts_of_one_source_and_gets_answers_of_one_model(t
         ((source, model),) = {(each.prompt.source, each.model) for each in answers}
         kinds_drawn.add((source, model))
         for job, answer in zip(jobs, answers, strict=True):
-            assert (answer.prompt.text, model, job.output_tokens) in real
+            assert (answer.prompt.text, model, answer.output_tokens) in real
+            assert job.output_tokens == min(answer.output_tokens, 4_096)
             assert job.input_tokens == answer.prompt.input_tokens
             assert job.max_new_tokens == 4_096
         # Every prompt once before any of them again.
@@ -162,3 +163,20 @@ def test_a_line_separator_within_a_prompt_is_part_of_it(tmp_path: Path) -> None:
     (answer,) = read_answers(tmp_path)
     assert answer.prompt.text == text
     assert (answer.max_new_tokens, answer.temperature, answer.top_p, answer.output_tokens) == (400, 0.8, None, 7)
+
+
+def test_near_duplicates_are_replayed_together_or_not_at_all(tmp_path: Path) -> None:
+    """Twenty questions, each asked in five ways that differ in little."""
+    words = [f"w{number:x}" for number in range(2_000)]
+    lines = []
+    for number in range(20):
+        text = " ".join(words[number * 40 : number * 40 + 40])
+        lines += [{**PROMPT, "prompt_id": f"{number}-{way}", "text": f"{text} way{way}"} for way in range(5)]
+    (tmp_path / "prompts.jsonl.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, lines)).encode()))
+    rows = "\n".join(f"{line['prompt_id']},m,,,,7" for line in lines)
+    (tmp_path / "outputs.csv.gz").write_bytes(gzip.compress(f"{COLUMNS}\n{rows}\n".encode()))
+    by_question: dict[str, set[bool]] = {}
+    for answer in read_answers(tmp_path):
+        by_question.setdefault(answer.prompt.prompt_id.split("-")[0], set()).add(answer.prompt.is_replayed)
+    assert all(len(each) == 1 for each in by_question.values())
+    assert {True, False} == set().union(*by_question.values())
