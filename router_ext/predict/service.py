@@ -26,14 +26,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from router_ext.obs.logs import get_logger
 from router_ext.predict.features import FEATURE_VERSION, Features, RequestFacts, Signatures, Signer, extract
 from router_ext.predict.history import History
 from router_ext.predict.memory import NOTHING, Memory, Recall
 from router_ext.predict.messages import Answer, Ask, Ended
+from router_ext.predict.notes import Notes
 from router_ext.predict.predictor import Predictor, Request, in_tokens
-
-_log = get_logger(__name__)
 
 MAX_PENDING = 16_384
 """Questions whose end is awaited; of older ones nothing is learned."""
@@ -84,12 +82,15 @@ class LengthService:
     """Answers questions about output lengths; see ``worker.Service``.
 
     Args:
-        clock: wall seconds; what was learned outlives the process.
+        clock: wall seconds; what was learned outlives the process. notes: where defects are told.
         key: of signatures, for whoever wants the same numbers again; a secret of this process if it is not given.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.time, *, key: bytes | None = None) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.time, *, key: bytes | None = None, notes: Notes | None = None
+    ) -> None:
         self._clock = clock
+        self._notes = notes or Notes()
         self._models: dict[str, tuple[str, Predictor]] = {}
         self._history = History()
         self._memory = Memory()
@@ -134,7 +135,7 @@ class LengthService:
             try:
                 read = self._read(question, now_s)
             except Exception:  # contained to its request
-                _log.exception("predictor.question_failed", pool=question.pool)
+                self._notes.exception("predictor.question_failed", pool=question.pool)
                 refused.append(question.id)
                 continue
             digest, _ = self._models.get(question.pool, (None, None))
@@ -144,7 +145,7 @@ class LengthService:
             try:
                 answers += self._plain(reads) if digest is None else self._modelled(reads, digest)
             except Exception:  # a model that trips a defect must not take the others' answers
-                _log.exception("predictor.model_failed", digest=digest)
+                self._notes.exception("predictor.model_failed", digest=digest)
                 refused += [read.question.id for read in reads]
         return answers, refused
 

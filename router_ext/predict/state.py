@@ -7,7 +7,7 @@ import hashlib
 import os
 from pathlib import Path
 
-from router_ext.obs.logs import get_logger
+from router_ext.predict.notes import Notes
 
 SAVE_INTERVAL_S = 30.0
 """A kill forgets so much of what was learned."""
@@ -17,14 +17,13 @@ MAX_STATE_BYTES = 64 << 20
 _MAGIC = b"FLPRED01"
 _HEADER_BYTES = len(_MAGIC) + 32
 
-_log = get_logger(__name__)
-
 
 class StateFile:
     """``magic | sha256 of the rest | rest``. Nothing here raises for what a disk holds or refuses."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, notes: Notes) -> None:
         self._path = path
+        self._notes = notes
 
     def read(self) -> bytes | None:
         """What was written last; None if there is nothing, or nothing whole (which the log says)."""
@@ -34,11 +33,11 @@ class StateFile:
         except FileNotFoundError:
             return None
         except OSError as error:
-            _log.error("predictor.state_unreadable", path=str(self._path), reason=error.strerror)
+            self._notes.error("predictor.state_unreadable", path=str(self._path), reason=error.strerror)
             return None
         head, rest = data[:_HEADER_BYTES], data[_HEADER_BYTES:]
         if len(data) > MAX_STATE_BYTES or head != _MAGIC + hashlib.sha256(rest).digest():
-            _log.error("predictor.state_damaged", path=str(self._path), bytes=len(data))
+            self._notes.error("predictor.state_damaged", path=str(self._path), bytes=len(data))
             return None
         return rest
 
@@ -53,6 +52,6 @@ class StateFile:
                 os.fsync(file.fileno())
             part.replace(self._path)
         except OSError as error:
-            _log.error("predictor.state_not_saved", path=str(self._path), reason=error.strerror)
+            self._notes.error("predictor.state_not_saved", path=str(self._path), reason=error.strerror)
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)

@@ -27,8 +27,8 @@ from typing import Any, Protocol
 import msgspec
 
 from router_ext.errors import ArtifactRefused
-from router_ext.obs import logs
 from router_ext.predict.messages import Answer, Answers, Ask, Assign, Assigned, Ended, Frames, Ready, ToWorker, frame
+from router_ext.predict.notes import Notes
 from router_ext.predict.state import SAVE_INTERVAL_S, StateFile
 
 MAX_BATCH = 64
@@ -59,13 +59,13 @@ class Service(Protocol):
 class Worker:
     """See the module."""
 
-    def __init__(self, sock: socket.socket, service: Service, state: StateFile) -> None:
+    def __init__(self, sock: socket.socket, service: Service, state: StateFile, notes: Notes) -> None:
         self._socket = sock
         self._service = service
         self._state = state
         self._frames = Frames()
         self._decoder = msgspec.msgpack.Decoder(ToWorker)
-        self._log = logs.get_logger(__name__)
+        self._notes = notes
         self._orders: queue.SimpleQueue[Assign] = queue.SimpleQueue()
         self._loaded: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._wake_read, self._wake_write = os.pipe()
@@ -163,7 +163,7 @@ class Worker:
             except ArtifactRefused as error:
                 self._tell(order, None, error.message)
             except Exception as error:  # whatever a damaged model may raise: the one before stays
-                self._log.exception("predictor.load_failed", digest=order.digest[:12])
+                self._notes.exception("predictor.load_failed", digest=order.digest[:12])
                 self._tell(order, None, f"it could not be loaded: {type(error).__name__}")
             else:
                 models = {**{d: m for d, m in models.items() if d in list(self._wanted.values())}, order.digest: model}
@@ -194,27 +194,26 @@ def _read(path: Path, digest: str) -> bytes:
     return data
 
 
-def serve(descriptor: int, directory: Path, service: Service) -> None:
+def serve(descriptor: int, directory: Path, service: Service, notes: Notes) -> None:
     """Run on an inherited socket until it closes, then save what was learned."""
-    log = logs.get_logger(__name__)
     # The terminal's Ctrl-C goes to every process of the group; the router says when it is over by closing the socket.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     sys.setswitchinterval(_SWITCH_S)
-    state = StateFile(directory / "predictor.state")
+    state = StateFile(directory / "predictor.state", notes)
     saved = state.read()
     if saved is not None:
         try:
             service.restore(saved)
         except ValueError as error:
-            log.error("predictor.state_refused", reason=str(error))
+            notes.error("predictor.state_refused", reason=str(error))
     with socket.socket(fileno=descriptor) as sock:
         try:
-            Worker(sock, service, state).run()
+            Worker(sock, service, state, notes).run()
         except OSError as error:
-            log.warning("predictor.socket_broke", reason=error.strerror)
+            notes.warning("predictor.socket_broke", reason=error.strerror)
         except SystemExit:
-            log.info("predictor.worker_told_to_end")
+            notes.info("predictor.worker_told_to_end")
         signal.alarm(HANG_LIMIT_S)
         state.write(service.dump())
 
@@ -227,12 +226,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--router", default="")
     parser.add_argument("--fd", type=int, required=True, help="the inherited socket")
     args = parser.parse_args(argv)
-    logs.configure(level=args.log_level, router=args.router)
-    serve(args.fd, args.dir, _service())
+    notes = Notes(level=args.log_level, router=args.router)
+    serve(args.fd, args.dir, _service(notes), notes)
     return 0
 
 
-def _service() -> Service:
+def _service(notes: Notes) -> Service:
     try:
         from router_ext.predict.service import LengthService
     except ModuleNotFoundError as error:
@@ -240,9 +239,9 @@ def _service() -> Service:
             raise
         from router_ext.predict.silent import Silent
 
-        logs.get_logger(__name__).warning("predictor.not_installed", missing=error.name)
+        notes.warning("predictor.not_installed", missing=error.name)
         return Silent()
-    return LengthService()
+    return LengthService(notes=notes)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from router_ext.errors import ArtifactRefused
-from router_ext.obs import logs
 from router_ext.predict.messages import Answer, Ask, Ended
+from router_ext.predict.notes import Notes
 from router_ext.predict.worker import serve
 
 PLAIN = (10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0)
@@ -98,8 +98,7 @@ def main() -> None:
     parser.add_argument("--dir", type=Path)
     parser.add_argument("--fd", type=int)
     args = parser.parse_args()
-    logs.configure(level="info", router="test")
-    serve(args.fd, args.dir, Plain(args.kind))
+    serve(args.fd, args.dir, Plain(args.kind), Notes(router="test"))
 
 
 if __name__ == "__main__":
