@@ -3,9 +3,10 @@
 This process takes the router's place: the same client on the same event loop. Three measurements:
 
 * latency, one question at a time, by the length of the prompt: question composed to answer checked;
-* load: questions at a fixed open-loop rate, prompts of all lengths; the worker's own time per question, and how much
-  later than asked this process's loop wakes up meanwhile, next to how much later it does without any questions;
-* memory of the worker beyond that of a process that has only imported what the worker has not written itself.
+* load: questions at a fixed open-loop rate, prompts of all lengths in equal parts; the worker's own time and CPU time
+  per question, and how much later than asked this process's loop wakes up meanwhile, next to how much later it does
+  without any questions;
+* memory of the worker beyond that of a bare Python process (with torch, if the worker has loaded it).
 
 Without ``--model`` the worker answers as in a router without a length model: features, history and memory.
 """
@@ -32,7 +33,7 @@ from rich.table import Table
 
 from router_ext.errors import ArtifactRefused, SettingsError
 from router_ext.obs import logs
-from router_ext.ops.bench_gateway import percentile, resident_bytes
+from router_ext.ops.bench_gateway import cpu_seconds, percentile, resident_bytes
 from router_ext.predict.client import PredictionClient, worker_command
 from router_ext.predict.messages import Answer, Ask, Assigned, Ended, plausible
 from router_ext.predict.prompts import bounded
@@ -187,6 +188,8 @@ async def load(client: PredictionClient, watch: Watch, *, rate: float, seconds: 
     async with ticking() as idle:
         await asyncio.sleep(min(seconds, 3.0))
     watch.batches.clear()
+    assert client.pid is not None
+    cpu_s = cpu_seconds(client.pid)
     async with ticking() as busy, asyncio.TaskGroup() as tasks:
         start = time.perf_counter() + 0.05
         for number, text in enumerate(texts):
@@ -194,6 +197,7 @@ async def load(client: PredictionClient, watch: Watch, *, rate: float, seconds: 
             if delay > 0:
                 await asyncio.sleep(delay)
             tasks.create_task(one(text, number))
+    cpu_s = cpu_seconds(client.pid) - cpu_s
     answered = sum(size for size, _ in watch.batches)
     return {
         "rate": rate,
@@ -202,6 +206,7 @@ async def load(client: PredictionClient, watch: Watch, *, rate: float, seconds: 
         "p50_ms": percentile(times, 0.5),
         "p99_ms": percentile(times, 0.99),
         "worker_ms_per_request": sum(spent for _, spent in watch.batches) * 1_000 / max(1, answered),
+        "worker_cpu_ms_per_request": cpu_s * 1_000 / max(1, answered),
         "mean_batch": answered / max(1, len(watch.batches)),
         "loop_late_ms": {
             name: {"p50": percentile(late, 0.5), "p99": percentile(late, 0.99), "max": max(late, default=0.0)}
@@ -305,7 +310,8 @@ def _show(result: dict[str, Any]) -> None:
     load, memory = result["load"], result["memory_mib"]
     late = load["loop_late_ms"]
     print(f"at {load['rate']:g} questions/s   p50 {load['p50_ms']:.2f} ms   p99 {load['p99_ms']:.2f} ms   "
-          f"worker {load['worker_ms_per_request']:.3f} ms per question (<= 0.3), {load['mean_batch']:.2f} per batch, "
+          f"worker {load['worker_ms_per_request']:.3f} ms per question (<= 0.3), "
+          f"{load['worker_cpu_ms_per_request']:.3f} ms of CPU, {load['mean_batch']:.2f} per batch, "
           f"{load['not_asked']} of {load['questions']} not asked")  # fmt: skip
     print(f"this loop was late   p99 {late['load']['p99']:.2f} ms, at most {late['load']['max']:.1f} ms; "
           f"without questions {late['idle']['p99']:.2f} and {late['idle']['max']:.1f} ms")  # fmt: skip
