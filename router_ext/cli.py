@@ -48,6 +48,17 @@ COMMANDS: Mapping[str, Command | Mapping[str, Command]] = {
         "gateway": Command("router_ext.ops.bench_gateway", "what the router adds to a request and to a stream"),
         "predictor": Command("router_ext.ops.bench_predictor", "what a prediction of an output length costs"),
     },
+    "predictor": {
+        "train": Command(
+            "router_ext.ops.predictor.train", "train a length model from a folder of answers", "predictor"
+        ),
+        "evaluate": Command(
+            "router_ext.ops.predictor.evaluate", "how well lengths are predicted, next to baselines", "predictor"
+        ),
+        "inspect": Command(
+            "router_ext.ops.predictor.inspect", "what a length model's file says of itself", "predictor"
+        ),
+    },
     "simulate": Command("router_ext.sim.command", "policies on a suite of workloads, in virtual time", runs_core=True),
     "compile": Command(
         "router_ext.ops.compile", "the scheduler's core to machine code, for faster decisions", "compile"

@@ -16,6 +16,7 @@ FairlaneError
 |-- ArtifactRefused           a predictor artifact that may not be loaded
 |-- FeaturesRefused           packed features that are damaged or of another version
 |-- TrainingFailed            a length model that cannot be trained from what there is
+|-- AnswersRefused            a folder of prompts and answers that cannot be read; the message names the place
 |-- SettingsError             the process cannot start with these settings
 `-- SimulationError           a trace or a suite that cannot be simulated
 """
@@ -151,6 +152,10 @@ class FeaturesRefused(FairlaneError):
 
 class TrainingFailed(FairlaneError):
     """No length model can be trained from these samples, or here."""
+
+
+class AnswersRefused(FairlaneError):
+    """A folder of prompts and lengths of answers that cannot be read."""
 
 
 class SettingsError(FairlaneError):

@@ -39,7 +39,7 @@ Array = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
 FOLDS = 5
-MIN_SAMPLES, MIN_PROMPTS = 200, 50
+MIN_SAMPLES, MIN_PROMPTS = 100, 30
 _EXPERTS = (1, 4, 8)
 _MIXTURES = 2
 _FEW_BOOSTERS = 1

@@ -1,0 +1,1 @@
+"""``fairlane predictor``: train, evaluate and inspect length models without a control plane."""
