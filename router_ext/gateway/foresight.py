@@ -201,7 +201,7 @@ class Predictions:
         self.client: PredictionClient | None = None
         if settings.predictor:
             command = worker_command(directory=settings.dir, log_level=settings.log_level, router=settings.id)
-            self.client = PredictionClient(command, self)
+            self.client = PredictionClient(command, self, limit_s=settings.prediction_limit_s)
 
     # --- requests ---------------------------------------------------------------------------------------------------
 

@@ -60,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--questions", type=int, default=300, help="questions per prompt length, one at a time")
     parser.add_argument("--rate", type=float, default=300.0, help="questions per second of the load")
     parser.add_argument("--seconds", type=float, default=10.0, help="length of the load")
+    parser.add_argument("--limit-ms", type=float, default=5.0, help="how long the router waits for a prediction")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout, progress on stderr")
 
 
@@ -165,7 +166,9 @@ async def ticking() -> AsyncIterator[list[float]]:
         ticker.cancel()
 
 
-async def load(client: PredictionClient, watch: Watch, *, rate: float, seconds: float) -> dict[str, Any]:
+async def load(
+    client: PredictionClient, watch: Watch, *, rate: float, seconds: float, limit_ms: float
+) -> dict[str, Any]:
     """Questions at their own times, whatever the answers do."""
     count = int(rate * seconds)
     by_length = [prompts(tokens, -(-count // len(LENGTHS))) for tokens in LENGTHS]
@@ -203,6 +206,7 @@ async def load(client: PredictionClient, watch: Watch, *, rate: float, seconds: 
         "rate": rate,
         "questions": count,
         "not_asked": missed,
+        "late": sum(spent > limit_ms for spent in times),
         "p50_ms": percentile(times, 0.5),
         "p99_ms": percentile(times, 0.99),
         "worker_ms_per_request": sum(spent for _, spent in watch.batches) * 1_000 / max(1, answered),
@@ -236,7 +240,8 @@ async def measure(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Everything, in order."""
     with tempfile.TemporaryDirectory(prefix="fairlane-bench-") as folder:
         watch = Watch()
-        client = PredictionClient(worker_command(directory=Path(folder), log_level="error", router="rtr_bench"), watch)
+        command = worker_command(directory=Path(folder), log_level="error", router="rtr_bench")
+        client = PredictionClient(command, watch, limit_s=args.limit_ms / 1_000)
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(client.run())
             started = time.perf_counter()
@@ -259,7 +264,7 @@ async def measure(args: argparse.Namespace, console: Console) -> dict[str, Any]:
                 console.print(f"{args.questions} questions of {tokens} tokens, one at a time")
                 rows.append(await latency(client, tokens, args.questions))
             console.print(f"{args.rate:g} questions per second for {args.seconds:g} s")
-            under_load = await load(client, watch, rate=args.rate, seconds=args.seconds)
+            under_load = await load(client, watch, rate=args.rate, seconds=args.seconds, limit_ms=args.limit_ms)
             assert client.pid is not None
             worker = resident_bytes(client.pid)
             has_torch = has_mapped(client.pid, "libtorch")
@@ -312,7 +317,7 @@ def _show(result: dict[str, Any]) -> None:
     print(f"at {load['rate']:g} questions/s   p50 {load['p50_ms']:.2f} ms   p99 {load['p99_ms']:.2f} ms   "
           f"worker {load['worker_ms_per_request']:.3f} ms per question (<= 0.3), "
           f"{load['worker_cpu_ms_per_request']:.3f} ms of CPU, {load['mean_batch']:.2f} per batch, "
-          f"{load['not_asked']} of {load['questions']} not asked")  # fmt: skip
+          f"of {load['questions']} {load['not_asked']} not asked and {load['late']} late")  # fmt: skip
     print(f"this loop was late   p99 {late['load']['p99']:.2f} ms, at most {late['load']['max']:.1f} ms; "
           f"without questions {late['idle']['p99']:.2f} and {late['idle']['max']:.1f} ms")  # fmt: skip
     beyond = f"{memory['beyond']:.0f} MiB beyond {memory['bare_is']} (<= 50)"

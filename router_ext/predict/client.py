@@ -43,7 +43,10 @@ from router_ext.predict.messages import (
 _log = get_logger(__name__)
 
 MAX_OUTSTANDING = 256
-"""Questions without an answer from which no more are asked: at 0.3 ms each these take longer than anybody waits."""
+"""Questions without an answer from which no more are asked, whatever the worker's speed."""
+
+_LEARNED_SHARE = 0.1
+"""Of the newest batch in what a question is known to take."""
 
 MAX_UNSENT_BYTES = 4 << 20
 """News of ended answers are dropped from here on: the worker does not read."""
@@ -80,18 +83,22 @@ class PredictionClient:
 
     Args:
         command: of the worker, without the descriptor at its end.
+        limit_s: how long an answer is waited for. Where the questions before it will take the worker longer, by what
+            they took of late, one is not asked: its answer would be late, and make all that follow late too.
 
     Attributes:
         state: ``down``, ``starting`` or ``up``. pid: of the living worker. restarts: how often it was started again.
         why_down: what ended it last.
     """
 
-    def __init__(self, command: Sequence[str], listener: Listener) -> None:
+    def __init__(self, command: Sequence[str], listener: Listener, *, limit_s: float) -> None:
         self.state = "down"
         self.pid: int | None = None
         self.restarts = 0
         self.why_down = "not started yet"
         self._command = list(command)
+        self._limit_s = limit_s
+        self._question_s = 0.0
         self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._decoder = msgspec.msgpack.Decoder(FromWorker)
@@ -130,7 +137,10 @@ class PredictionClient:
             None if it is up, but has too many questions already, or is not up: nothing was sent.
         """
         transport = self._transport
-        if self.state != "up" or transport is None or len(self._waiting) >= MAX_OUTSTANDING:
+        n_before = len(self._waiting)
+        if self.state != "up" or transport is None or n_before >= MAX_OUTSTANDING:
+            return None
+        if n_before * self._question_s > self._limit_s:
             return None
         answer: asyncio.Future[Answer | None] = self._loop.create_future()
         self._waiting[question.id] = (answer, self._clock())
@@ -252,7 +262,9 @@ class PredictionClient:
                     self._resolve(answer.id, answer)
                 for question in message.refused:
                     self._resolve(question, None)
-                self._listener.batch_answered(len(message.answers) + len(message.refused), message.seconds)
+                count = len(message.answers) + len(message.refused)
+                self._question_s += _LEARNED_SHARE * (message.seconds / max(1, count) - self._question_s)
+                self._listener.batch_answered(count, message.seconds)
             case Assigned():
                 wanted = self._wanted.get(message.pool)
                 if wanted is not None and message.refused is None and wanted.digest == message.digest:
@@ -314,4 +326,8 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
     kept: dict[str, Any] = {name: value for name, value in environ.items() if not name.startswith("FAIRLANE_")}
     here = str(Path(router_ext.__file__).parents[1])
     kept["PYTHONPATH"] = os.pathsep.join([here, *filter(None, [environ.get("PYTHONPATH")])])
-    return {**kept, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    return {**kept, **_ALLOCATION, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+_ALLOCATION = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "1048576"}
+"""What glibc's allocator is told: what a model needed while it was loaded goes back to the system."""

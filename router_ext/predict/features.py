@@ -247,7 +247,7 @@ def _words(head: str, tail: str) -> list[str]:
     return [*words, "\n", *_WORDS.findall(tail.lower())] if tail else words
 
 
-@lru_cache(maxsize=65_536)
+@lru_cache(maxsize=16_384)
 def _word(word: str) -> bytes:
     """Hashes of a word and of its first four and six letters (0 where it has no more), 3 x uint32."""
     stems = (zlib.crc32(b"%d" % n + word[:n].encode("utf-8", "replace")) if len(word) > n else 0 for n in (4, 6))

@@ -102,7 +102,7 @@ async def following(tmp_path: Path, made: Promoting, command: list[str] | None) 
     router._make_client = made.world.make_client  # type: ignore[method-assign]
     if command is not None:
         folder = ["--dir", str(tmp_path / "state"), "--fd"]
-        router.predictions.client = PredictionClient([*command, *folder], router.predictions)
+        router.predictions.client = PredictionClient([*command, *folder], router.predictions, limit_s=0.1)
     async with router.running():
         router.listening()
         made.world.router, made.world.app = router, App(router)

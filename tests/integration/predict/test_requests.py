@@ -94,7 +94,7 @@ async def foretold(tmp_path: Path, kind: str = "plain") -> AsyncIterator[Foretol
         router = world.router
         code = f"import sys; sys.path.insert(0, {SUPPORT!r}); from support.prediction_workers import main; main()"
         command = [sys.executable, "-c", code, kind, "--dir", str(tmp_path / "state"), "--fd"]
-        client = router.predictions.client = PredictionClient(command, router.predictions)
+        client = router.predictions.client = PredictionClient(command, router.predictions, limit_s=0.005)
         router.listening()
         await until(lambda: client.is_up)
         yield Foretold(world, tmp_path / "state" / "artifacts")

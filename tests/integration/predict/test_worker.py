@@ -48,10 +48,10 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def running(kind: str, tmp_path: Path) -> AsyncIterator[tuple[PredictionClient, Heard]]:
+async def running(kind: str, tmp_path: Path, *, limit_s: float = 10.0) -> AsyncIterator[tuple[PredictionClient, Heard]]:
     heard = Heard()
     code = f"import sys; sys.path.insert(0, {SUPPORT!r}); from support.prediction_workers import main; main()"
-    made = PredictionClient([sys.executable, "-c", code, kind, "--dir", str(tmp_path), "--fd"], heard)
+    made = PredictionClient([sys.executable, "-c", code, kind, "--dir", str(tmp_path), "--fd"], heard, limit_s=limit_s)
     task = asyncio.create_task(made.run())
     try:
         await until(lambda: made.is_up)
@@ -111,6 +111,18 @@ async def test_no_more_is_asked_than_can_be_answered(tmp_path: Path) -> None:
     async with running("hangs", tmp_path) as (client, _):
         sent = [client.ask(question(client)) for _ in range(MAX_OUTSTANDING + 10)]
         assert [answer is None for answer in sent] == [False] * MAX_OUTSTANDING + [True] * 10
+
+
+async def test_nothing_is_asked_whose_answer_would_be_late(tmp_path: Path) -> None:
+    """Once it is known how slow the worker is; when it has caught up it is asked again."""
+    async with running("slow", tmp_path, limit_s=0.005) as (client, _):
+        for _ in range(5):
+            assert await asked(client) is not None
+        first = client.ask(question(client))
+        assert first is not None
+        assert client.ask(question(client)) is None
+        await first
+        assert await asked(client) is not None
 
 
 async def test_a_worker_that_hangs_is_killed_and_another_one_answers(
