@@ -26,12 +26,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from router_ext.predict.features import FEATURE_VERSION, Features, RequestFacts, Signatures, Signer, extract
+from router_ext.predict.features import FEATURE_VERSION, Features, RequestFacts, Signatures, Signer, features_of
 from router_ext.predict.history import History
 from router_ext.predict.memory import NOTHING, Memory, Recall
 from router_ext.predict.messages import Answer, Ask, Ended
 from router_ext.predict.notes import Notes
 from router_ext.predict.predictor import Predictor, Request, in_tokens
+from router_ext.predict.reading import Reading
+from router_ext.predict.reading import read as read_prompt
 
 MAX_PENDING = 16_384
 """Questions whose end is awaited; of older ones nothing is learned."""
@@ -158,19 +160,20 @@ class LengthService:
             has_stop=question.has_stop,
             is_chat=question.is_chat,
         )
-        read = _Read(question, extract(question.prompt, facts), self._sign(question))
+        reading = read_prompt(question.prompt)
+        found = _Read(question, features_of(reading, facts), self._sign(reading, question.tenant))
         if question.pool in self._models:
             place = _place(question.pool, self._models[question.pool][0])
-            read.history = self._history.correction(place, question.tenant, question.key, now_s)
-            read.recall = self._memory.recall(read.signatures, now_s)
+            found.history = self._history.correction(place, question.tenant, question.key, now_s)
+            found.recall = self._memory.recall(found.signatures, now_s)
         else:
-            read.recall = self._plain_memory.recall(read.signatures, now_s)
-        return read
+            found.recall = self._plain_memory.recall(found.signatures, now_s)
+        return found
 
-    def _sign(self, question: Ask) -> Signatures:
-        tenant = hashlib.blake2b(question.tenant.encode(), digest_size=8, key=self._key).digest()
-        salt = int.from_bytes(tenant, "little")
-        plain = self._signer.sign(question.prompt)
+    def _sign(self, reading: Reading, tenant: str) -> Signatures:
+        digest = hashlib.blake2b(tenant.encode(), digest_size=8, key=self._key).digest()
+        salt = int.from_bytes(digest, "little")
+        plain = self._signer.of(reading)
         return Signatures(plain.exact ^ salt, tuple(band ^ salt for band in plain.near))
 
     def _modelled(self, reads: Sequence[_Read], digest: str) -> list[Answer]:

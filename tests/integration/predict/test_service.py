@@ -187,14 +187,14 @@ def test_a_model_that_is_damaged_is_refused() -> None:
 def test_a_prompt_that_trips_a_defect_is_refused_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     from router_ext.predict import service as module
 
-    plain = module.extract
+    plain = module.features_of
 
-    def tripping(text: Any, facts: Any) -> Features:
-        if text == "bad":
+    def tripping(reading: Any, facts: Any) -> Features:
+        if reading.prompt == "bad":
             raise ZeroDivisionError
-        return plain(text, facts)
+        return plain(reading, facts)
 
-    monkeypatch.setattr(module, "extract", tripping)
+    monkeypatch.setattr(module, "features_of", tripping)
     asking = Asking(has_model=True)
     questions = [asking.question(text) for text in ("good", "bad", "good")]
     answers, refused = asking.service.answer(questions)

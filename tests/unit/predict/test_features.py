@@ -8,16 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router_ext.errors import FeaturesRefused
-from router_ext.predict.features import (
-    DENSE,
-    HEAD_CHARS,
-    MAX_IDS,
-    TAIL_CHARS,
-    Features,
-    RequestFacts,
-    Signer,
-    extract,
-)
+from router_ext.predict.features import DENSE, MAX_IDS, Features, RequestFacts, Signer, extract
+from router_ext.predict.reading import HEAD_CHARS, TAIL_CHARS
 
 FACTS = RequestFacts(max_new_tokens=400, temperature=0.7, top_p=0.9)
 PAGE = " ".join(f"word{chr(97 + i % 26)}{chr(97 + i // 26 % 26)} river and mountain" for i in range(60))
@@ -87,6 +79,10 @@ def test_of_many_words_a_sample_is_kept_that_similar_prompts_share() -> None:
         ("Summarise it in 500 words.", "asked_tokens", 6.0, 7.0),
         ("Give me 10 ideas for a party.", "asked_items", 2.3, 2.5),
         ("Summarise it.", "asked_tokens", 0.0, 0.0),
+        ("Write 1,250-word essays, 3 pages", "asked_tokens", 5.8, 5.9),
+        ("3 4 ideas", "asked_items", 1.38, 1.39),
+        ("abc12 ideas", "asked_items", 0.0, 0.0),
+        ("5 big great ideas, 7 tips", "asked_items", 2.07, 2.09),
         ("12345 and 7", "largest_number", 9.4, 9.5),
         ("Привет, как дела?", "beyond_latin", 0.6, 0.9),
     ],
