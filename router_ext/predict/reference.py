@@ -57,8 +57,11 @@ def boosting(train: Sequence[Answer], test: Sequence[Answer], *, seed: int) -> F
         early_stopping=False,
         random_state=seed,
     )
-    regressor.fit(inputs(train), np.log1p([answer.output_tokens for answer in train]))
-    return np.expm1(np.asarray(regressor.predict(inputs(test)), np.float64))
+    known = inputs(train)
+    # What no request of the training rows states says nothing, and the regressor takes no column without a number.
+    stated = ~np.isnan(known).all(axis=0)
+    regressor.fit(known[:, stated], np.log1p([answer.output_tokens for answer in train]))
+    return np.expm1(np.asarray(regressor.predict(inputs(test)[:, stated]), np.float64))
 
 
 def _facts(answer: Answer) -> list[float]:

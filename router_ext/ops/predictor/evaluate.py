@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from router_ext.errors import SettingsError
+from router_ext.ops.predictor.inspect import read_model
 from router_ext.ops.predictor.progress import Bar
 from router_ext.predict.answers import read_answers
 from router_ext.predict.evaluation import evaluate, mean_of, split
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         raise SettingsError("--train needs --test")
     if args.seeds < 1:
         raise SettingsError(f"--seeds {args.seeds} is not at least 1")
-    artifact = None if args.model is None else args.model.read_bytes()
+    artifact = None if args.model is None else read_model(args.model)
     results = []
     with Bar("evaluation") as bar:
         bar.tell(0.0, "reading answers")

@@ -22,10 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load it as a router would and print its header."""
-    try:
-        data = args.file.read_bytes()
-    except OSError as error:
-        raise ArtifactRefused(f"{args.file}: {error.strerror}") from None
+    data = read_model(args.file)
     header = Predictor.load(data).header
     _, tensors = model_file.unpack(data)
     sizes: dict[str, int] = {}
@@ -51,3 +48,15 @@ def run(args: argparse.Namespace) -> int:
     for name, value in found.items():
         print(f"{name:16} {', '.join(value) if isinstance(value, list) else value}")
     return 0
+
+
+def read_model(path: Path) -> bytes:
+    """Bytes of a model's file.
+
+    Raises:
+        ArtifactRefused: it cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ArtifactRefused(f"{path}: {error.strerror}") from None

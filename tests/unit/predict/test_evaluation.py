@@ -173,3 +173,5 @@ def test_a_file_that_is_no_model_is_refused(tmp_path: Path, capfd: pytest.Captur
     assert cli.main(["predictor", "inspect", str(tmp_path / "f")]) == 1
     assert cli.main(["predictor", "inspect", str(tmp_path / "missing")]) == 1
     assert "missing" in capfd.readouterr().err
+    assert cli.main(["predictor", "evaluate", "--test", str(FOLDER), "--model", str(tmp_path / "missing")]) == 1
+    assert "missing: No such file" in capfd.readouterr().err
