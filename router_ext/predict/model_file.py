@@ -28,6 +28,8 @@ SCHEMA = "fairlane.length_model"
 VERSION = 1
 KIND = "mixture"
 MAX_BYTES = 64 << 20
+MAX_HEADER_BYTES = 8 << 20
+"""Names of ``MAX_MODELS`` models and figures; JSON of a whole file's size would take ten times that in memory."""
 MAX_MODELS = 10_000
 _FIELD = "fairlane"
 
@@ -101,8 +103,10 @@ def read_header(data: bytes) -> Header:
     """
     if len(data) > MAX_BYTES:
         raise ArtifactRefused(f"length model of {len(data)} bytes is over the limit of {MAX_BYTES}")
+    n = int.from_bytes(data[:8], "little")
+    if n > MAX_HEADER_BYTES:
+        raise ArtifactRefused(f"not a length model: a header of {n} bytes")
     try:
-        n = int.from_bytes(data[:8], "little")
         metadata = json.loads(data[8 : 8 + n])["__metadata__"]
         header = msgspec.json.decode(metadata[_FIELD].encode(), type=Header)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, msgspec.MsgspecError) as error:

@@ -3,7 +3,8 @@
     Features, served model --basis--> kernel --> mixtures --> blend with the trees --conformal--> log quantiles
     log quantiles + correction (memory, history), narrowed where the prompt is known --> tokens, within the limit
 
-Whatever the weights are, what comes out is finite, rising, at least 1, within ``MAX_TOKENS`` and the request's limit.
+Whatever the weights are, quantiles are finite, rising, at least 1, within ``MAX_TOKENS`` and the request's limit. Where
+the arithmetic overflows ``log_median`` is not finite, and nothing of the prediction is to be used.
 """
 
 from __future__ import annotations
@@ -86,7 +87,10 @@ class Predictor:
         self._factors: Array = tensors["conformal.factors"]
         self._widths = widths
         self._basis.check()
-        rows = (len(self._kernel.level), len(self._kernel.weights), len(self._factors), len(self._scaling.figures))
+        rows = (
+            *(len(self._kernel.level), len(self._kernel.weights), len(self._factors), len(self._scaling.figures)),
+            *(len(mixture["embedding.weight"]) for mixture in self._mixtures),
+        )
         if set(rows) != {len(header.models) + 1}:
             raise ValueError(f"{len(header.models)} served models, and rows for {rows}")
         self._trees: QuickTrees | None = None
@@ -105,9 +109,12 @@ class Predictor:
         try:
             predictor = cls(header, tensors)
             blank = extract("", RequestFacts())
-            predictor.log_quantiles([blank, blank], [header.models[0], ""])
+            with np.errstate(all="ignore"):
+                told = predictor.log_quantiles([blank, blank], [header.models[0], ""])
         except (KeyError, IndexError, ValueError, TypeError, AttributeError, OverflowError) as error:
             raise ArtifactRefused(f"parts that do not fit together: {type(error).__name__}: {error}") from error
+        if not all(np.isfinite(numbers).all() for numbers in told):
+            raise ArtifactRefused("its weights are so large that what it says is no number")
         return predictor
 
     @property

@@ -26,6 +26,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from router_ext.predict.baseline import LEVELS
 from router_ext.predict.features import FEATURE_VERSION, Features, RequestFacts, Signatures, Signer, features_of
 from router_ext.predict.history import History
 from router_ext.predict.memory import NOTHING, Memory, Recall
@@ -44,6 +45,8 @@ _VERSION = 1
 _KNOWN_WIDTHS = (1.0, 0.8, 0.7, 0.6)
 """How much narrower empirical quantiles, which are of all of a key's prompts, are about one that was answered 0, 1, 2,
 3 times or more."""
+
+_ABSURD = (math.nan,) * len(LEVELS)
 
 
 class _State(msgspec.Struct, array_like=True):
@@ -192,9 +195,13 @@ class LengthService:
         )
         answers = []
         for read, prediction in zip(reads, predictions, strict=True):
-            self._await_end(read, prediction.log_median, digest)
+            quantiles = prediction.quantiles
+            if math.isfinite(prediction.log_median):
+                self._await_end(read, prediction.log_median, digest)
+            else:
+                quantiles = _ABSURD  # the router counts it and has its fallback; nothing is learned from it
             source = "model" if read.recall is NOTHING else "memory"
-            answers.append(_answer(read, prediction.quantiles, source, prediction.runaway, digest))
+            answers.append(_answer(read, quantiles, source, prediction.runaway, digest))
         return answers
 
     def _plain(self, reads: Sequence[_Read]) -> list[Answer]:

@@ -1,4 +1,7 @@
-"""The file in which a prediction worker keeps what it has learned: one blob with a checksum, replaced as a whole."""
+"""The file in which a prediction worker keeps what it has learned: one blob with a checksum, replaced as a whole.
+
+Only its owner may read it: it holds the key of the signatures beside them; who has both can test guesses of prompts.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,10 @@ class StateFile:
         """Replace it: write, fsync, rename."""
         part = self._path.with_suffix(".part")
         try:
-            with part.open("wb") as file:
+            # One that a killed process left may have other rights.
+            part.unlink(missing_ok=True)
+            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with open(descriptor, "wb") as file:
                 file.write(_MAGIC + hashlib.sha256(rest).digest())
                 file.write(rest)
                 file.flush()

@@ -17,7 +17,7 @@ from support.lengths import ASKS, MODELS, QUICK, prompt, samples, trained
 from router_ext.errors import ArtifactRefused, TrainingFailed
 from router_ext.predict import conformal, model_file, training, trees
 from router_ext.predict.baseline import LEVELS, MAX_TOKENS
-from router_ext.predict.features import Features, RequestFacts, extract
+from router_ext.predict.features import DENSE, Features, RequestFacts, extract
 from router_ext.predict.forward import forward
 from router_ext.predict.grouping import groups
 from router_ext.predict.mixture import Mixture, Rows, fit_mixture, tensors
@@ -227,6 +227,22 @@ def test_groups_hold_near_duplicates_and_nobody_else() -> None:
     assert len(set(found[:60].tolist())) == 60
 
 
+def test_a_group_of_any_size_is_one() -> None:
+    """120 prompts that differ in one word each, too few among so many for a template's."""
+    random = np.random.default_rng(5)
+
+    def hashed(ids: np.ndarray[Any, Any]) -> Features:
+        kept = np.unique(ids).astype(np.uint16)
+        return Features(np.zeros(len(DENSE), np.float32), kept, np.ones(len(kept), np.uint8))
+
+    strangers = [hashed(random.integers(0, 1 << 16, 60)) for _ in range(7_000)]
+    first = random.integers(0, 1 << 16, 60)
+    near = [hashed(np.append(first[1:], random.integers(0, 1 << 16))) for _ in range(120)]
+    found = groups([*near, *strangers])
+    assert len(set(found[:120].tolist())) == 1
+    assert len(set(found.tolist())) == 7_001
+
+
 @pytest.mark.parametrize("is_mutant", [False, True])
 def test_conformal_factors_cover_what_the_levels_say(is_mutant: bool) -> None:
     """The mutant leaves the intervals as they are."""
@@ -304,6 +320,18 @@ def test_an_oversize_file_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> 
         Predictor.load(trained().artifact)
 
 
+def test_a_header_over_the_limit_is_refused_unread() -> None:
+    data = trained().artifact
+    n = int.from_bytes(data[:8], "little")
+
+    def padded(size: int) -> bytes:
+        return size.to_bytes(8, "little") + data[8 : 8 + n].ljust(size) + data[8 + n :]
+
+    assert Predictor.load(padded(n + 8)).models
+    with pytest.raises(ArtifactRefused, match="header"):
+        Predictor.load(padded(model_file.MAX_HEADER_BYTES + 8))
+
+
 def test_another_feature_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_file, "FEATURE_VERSION", 2)
     with pytest.raises(ArtifactRefused, match="features of version 1"):
@@ -318,6 +346,8 @@ def test_another_feature_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         put("conformal.factors", np.zeros((4, 1), np.float32)),
         put("basis.row", np.full(1 << 16, 99_999_999, np.int32)),
         put("mixture0.first.weight", np.zeros((3, 3), np.float32)),
+        put("mixture1.embedding.weight", np.zeros((2, 12), np.float32)),
+        put("mixture0.first.weight", np.full((96, 127), 1e38, np.float32)),
         drop("mixture1.gate.bias"),
         drop("scaling.mean"),
         lambda fields, blob: fields["settings"].pop("memory_widths"),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from support.lengths import trained
 
 from router_ext.errors import ArtifactRefused
-from router_ext.predict.features import Features
-from router_ext.predict.messages import Answer, Ask, Ended
+from router_ext.predict import model_file
+from router_ext.predict.features import DENSE, Features
+from router_ext.predict.messages import Answer, Ask, Ended, plausible
 from router_ext.predict.service import LengthService
 
 TEXT = "explain briefly rivers and bread and chess and maps, number 5"
@@ -134,6 +136,23 @@ def test_a_question_that_trips_a_defect_is_named_and_the_others_are_answered(ser
     answers, refused = service.answer([ask(1), ask(2, prompt=None), ask(3)])
     assert refused == [2]
     assert sorted(found.id for found in answers) == [1, 3]
+
+
+def test_numbers_that_overflow_are_said_to_be_none_and_teach_nothing(service: LengthService) -> None:
+    """Weights that let a blank prompt pass, so the model loads, and overflow on words."""
+    header, tensors = model_file.unpack(trained().artifact)
+    weights = tensors["mixture0.first.weight"].copy()
+    weights[:, len(DENSE) : len(DENSE) + len(tensors["scaling.word_scale"])] = 3e38
+    tensors["mixture0.first.weight"] = weights
+    data = model_file.pack(tensors, models=header.models, settings=header.settings, metrics={}, built_at_us=1)
+    service.assign("plain", "d2", service.load(data))
+    with np.errstate(all="ignore"):
+        found = answer(service, ask(1))
+    assert found.quantiles is not None
+    assert plausible(found.quantiles) is None
+    service.ended(Ended(1, 70, True))
+    assert service.known == 0
+    LengthService().restore(service.dump())
 
 
 def test_another_process_goes_on_with_what_was_learned(service: LengthService) -> None:
