@@ -223,6 +223,7 @@ async def test_a_worker_that_is_told_to_end_keeps_what_it_learned(tmp_path: Path
         os.kill(client.pid or 0, signal.SIGTERM)
         await until(lambda: heard.ends == 1 and client.is_up)
     assert (tmp_path / "predictor.state").read_bytes().endswith(b".")
+    assert (tmp_path / "predictor.state").stat().st_mode & 0o077 == 0  # it holds the key of the signatures
 
 
 async def test_a_state_of_another_kind_is_refused(tmp_path: Path) -> None:
