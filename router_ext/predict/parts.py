@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from router_ext.predict.basis import Batch
+from router_ext.predict.basis import standard
 
 Array = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -40,17 +40,17 @@ class Scaling:
     figures: Array
     middle: Array
 
-    def tree_inputs(self, dense: Array, batch: Batch, models: Ints, own: Array, average: Array) -> Array:
+    def tree_inputs(self, dense: Array, words: Array, models: Ints, own: Array, average: Array) -> Array:
         """[n, width]"""
         kernel = np.stack((own, average), axis=1)
-        return np.concatenate((dense, self.figures[models], kernel, batch.words[:, : len(self.word_scale)]), axis=1)
+        return np.concatenate((dense, self.figures[models], kernel, words[:, : len(self.word_scale)]), axis=1)
 
-    def mixture_inputs(self, dense: Array, batch: Batch, own: Array, average: Array) -> Array:
+    def mixture_inputs(self, dense: Array, words: Array, own: Array, average: Array) -> Array:
         """[n, width]"""
-        standard = np.clip((dense - self.mean) * self.scale, -3.0, 3.0)
-        words = batch.words[:, : len(self.word_scale)] * self.word_scale
+        units = standard(dense, self.mean, self.scale)
+        words = words[:, : len(self.word_scale)] * self.word_scale
         others = np.float32(1.5) * (np.stack((own, average), axis=1) - self.middle)
-        return np.concatenate((standard, words, others), axis=1)
+        return np.concatenate((units, words, others), axis=1)
 
     def tensors(self) -> dict[str, NDArray[np.generic]]:
         """By name, for an artifact."""

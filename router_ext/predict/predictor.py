@@ -22,9 +22,10 @@ from router_ext.predict import conformal, model_file
 from router_ext.predict.baseline import LEVELS, MAX_TOKENS
 from router_ext.predict.basis import Basis
 from router_ext.predict.features import DENSE, Features, RequestFacts, extract
-from router_ext.predict.forward import forward
+from router_ext.predict.forward import Mixtures
 from router_ext.predict.kernel import Kernel
 from router_ext.predict.parts import Scaling, blend
+from router_ext.predict.quick_basis import QuickBasis
 from router_ext.predict.quick_trees import QuickTrees
 from router_ext.predict.trees import Trees
 
@@ -65,7 +66,7 @@ class Prediction:
 class Predictor:
     """See the module.
 
-    Cost: about 0.3 ms for one request, 0.05 ms each in a batch of 64.
+    Cost: about 0.12 ms for one request, with trees 0.2.
     """
 
     def __init__(self, header: model_file.Header, tensors: model_file.Tensors) -> None:
@@ -76,23 +77,24 @@ class Predictor:
             raise ValueError(f"widths {widths[:20]}")
         self.header = header
         self._place = {model: i for i, model in enumerate(header.models)}
-        self._basis = _part(Basis, "basis", tensors)
-        self._kernel = _part(Kernel, "kernel", tensors)
+        basis, kernel = _part(Basis, "basis", tensors), _part(Kernel, "kernel", tensors)
         self._scaling = _part(Scaling, "scaling", tensors)
         trees = _part(Trees, "trees", tensors) if "trees.start" in tensors else None
-        self._mixtures = [
+        self._factors: Array = tensors["conformal.factors"]
+        self._widths = widths
+        basis.check()
+        mixtures = [
             {name.split(".", 1)[1]: tensor for name, tensor in tensors.items() if name.startswith(f"mixture{i}.")}
             for i in range(int(n_mixtures[0]))
         ]
-        self._factors: Array = tensors["conformal.factors"]
-        self._widths = widths
-        self._basis.check()
         rows = (
-            *(len(self._kernel.level), len(self._kernel.weights), len(self._factors), len(self._scaling.figures)),
-            *(len(mixture["embedding.weight"]) for mixture in self._mixtures),
+            *(len(kernel.level), len(kernel.weights), len(self._factors), len(self._scaling.figures)),
+            *(len(mixture["embedding.weight"]) for mixture in mixtures),
         )
         if set(rows) != {len(header.models) + 1}:
             raise ValueError(f"{len(header.models)} served models, and rows for {rows}")
+        self._mixtures = Mixtures(mixtures)
+        self._basis = QuickBasis(basis, kernel, len(self._scaling.word_scale))
         self._trees: QuickTrees | None = None
         if trees is not None:
             trees.check(int(self._scaling.figures.shape[1]) + len(DENSE) + 2 + len(self._scaling.word_scale))
@@ -107,9 +109,9 @@ class Predictor:
         """
         header, tensors = model_file.unpack(data)
         try:
-            predictor = cls(header, tensors)
             blank = extract("", RequestFacts())
             with np.errstate(all="ignore"):
+                predictor = cls(header, tensors)
                 told = predictor.log_quantiles([blank, blank], [header.models[0], ""])
         except (KeyError, IndexError, ValueError, TypeError, AttributeError, OverflowError) as error:
             raise ArtifactRefused(f"parts that do not fit together: {type(error).__name__}: {error}") from error
@@ -126,17 +128,11 @@ class Predictor:
         """Quantiles of ln(1 + tokens) [n, levels] without any correction, and probabilities of running away [n]."""
         places = np.array([self._place.get(model, -1) for model in models], np.int64)
         dense = np.stack([one.dense for one in features])
-        batch = self._basis.transform(features)
-        own, average = self._kernel.predict(batch.prompt, places)
-        inputs = self._scaling.mixture_inputs(dense, batch, own, average)
-        quantiles = np.zeros((len(features), len(LEVELS)), np.float32)
-        runaway = np.zeros(len(features), np.float32)
-        for weights in self._mixtures:
-            each, away = forward(weights, inputs, places, own)
-            quantiles += each / np.float32(len(self._mixtures))
-            runaway += away / np.float32(len(self._mixtures))
+        words, own, average = self._basis.predict(features, dense, places)
+        inputs = self._scaling.mixture_inputs(dense, words, own, average)
+        quantiles, runaway = self._mixtures.predict(inputs, places, own)
         if self._trees is not None:
-            expected = self._trees.predict(self._scaling.tree_inputs(dense, batch, places, own, average))
+            expected = self._trees.predict(self._scaling.tree_inputs(dense, words, places, own, average))
             quantiles = blend(quantiles, expected, self.header.settings["tree_share"][0])
         return conformal.widen(quantiles, self._factors[places]), runaway
 
@@ -145,13 +141,13 @@ class Predictor:
         if not requests:
             return []
         logs, runaway = self.log_quantiles([r.features for r in requests], [r.model for r in requests])
-        corrections = np.array([r.correction for r in requests], np.float32)
-        widths = np.array([self.width(r.n_answers) for r in requests], np.float32)
-        limits = np.array([r.max_new_tokens or MAX_TOKENS for r in requests], np.float64)
-        tokens = in_tokens(logs, corrections, widths, limits)
-        medians = logs[:, conformal.MIDDLE]
         return [
-            Prediction(tuple(tokens[i].tolist()), float(runaway[i]), float(medians[i])) for i in range(len(requests))
+            Prediction(
+                in_tokens(log, r.correction, self.width(r.n_answers), r.max_new_tokens or MAX_TOKENS),
+                away,
+                log[conformal.MIDDLE],
+            )
+            for r, log, away in zip(requests, logs.tolist(), runaway.tolist(), strict=True)
         ]
 
     def width(self, n_answers: int) -> float:
@@ -159,14 +155,21 @@ class Predictor:
         return self._widths[min(n_answers, len(self._widths) - 1)]
 
 
-def in_tokens(logs: Array, corrections: Array, widths: Array, limits: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Tokens [n, levels] from quantiles of logs: moved, narrowed about the median, finite, rising, in their bounds."""
-    median = logs[:, conformal.MIDDLE, None]
-    moved = median + np.clip(corrections, -MAX_CORRECTION, MAX_CORRECTION)[:, None] + (logs - median) * widths[:, None]
-    highest = math.log1p(MAX_TOKENS)
-    tokens = np.expm1(np.clip(np.nan_to_num(moved.astype(np.float64), nan=highest), 0.0, highest))
-    tokens = np.maximum.accumulate(np.clip(tokens, 1.0, np.maximum(limits, 1.0)[:, None]), axis=1)
-    return tokens
+_HIGHEST = math.log1p(MAX_TOKENS)
+
+
+def in_tokens(logs: Sequence[float], correction: float, width: float, limit: float) -> tuple[float, ...]:
+    """Tokens at ``LEVELS`` from quantiles of logs: moved, narrowed about the median, finite, rising, within bounds."""
+    median = logs[conformal.MIDDLE]
+    moved = median + min(max(correction, -MAX_CORRECTION), MAX_CORRECTION)
+    limit, last = max(limit, 1.0), 1.0
+    tokens = []
+    for log in logs:
+        at = moved + (log - median) * width
+        # What is no number is above every one.
+        last = max(last, min(math.expm1(max(at, 0.0)) if at <= _HIGHEST else float(MAX_TOKENS), limit))
+        tokens.append(last)
+    return tuple(tokens)
 
 
 def _part(kind: type[_Part], prefix: str, tensors: model_file.Tensors) -> _Part:

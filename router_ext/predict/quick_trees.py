@@ -19,8 +19,6 @@ Array = NDArray[np.float32]
 MAX_LEAVES = 32
 """Bits of a word."""
 
-_ALL = np.uint32(0xFFFFFFFF)
-
 
 class QuickTrees:
     """See the module.
@@ -28,7 +26,7 @@ class QuickTrees:
     Cost: O(inner nodes) per row, some 0.07 ms for 27,600; 10 bytes a node and 128 a tree of memory.
     """
 
-    __slots__ = ("_feature", "_leaves", "_offset", "_possible", "_start", "_threshold", "_tree")
+    __slots__ = ("_feature", "_first", "_leaves", "_offset", "_possible", "_start", "_threshold")
 
     def __init__(self, trees: Trees) -> None:
         """Read trees that ``Trees.check`` has passed.
@@ -40,7 +38,7 @@ class QuickTrees:
         threshold: list[float] = []
         possible: list[int] = []
         start: list[int] = []
-        self._leaves = np.zeros((len(trees.start), MAX_LEAVES), np.float32)
+        values = np.zeros((len(trees.start), MAX_LEAVES), np.float32)
         at, go_left, go_right = trees.feature.tolist(), trees.left.tolist(), trees.right.tolist()
         limit, value = trees.threshold.tolist(), trees.value
         for tree, root in enumerate(trees.start.tolist()):
@@ -69,22 +67,26 @@ class QuickTrees:
                 feature.append(0)
                 threshold.append(np.inf)
                 possible.append(0xFFFFFFFF)
-            self._leaves[tree, : len(leaves)] = value[leaves]
+            values[tree, : len(leaves)] = value[leaves]
+        self._leaves = values.ravel()
+        self._first = np.arange(0, values.size, MAX_LEAVES)
         self._feature = np.array(feature, np.intp)
         self._threshold = np.array(threshold, np.float32)
         self._possible = np.array(possible, np.uint32)
         self._start = np.array(start, np.intp)
-        self._tree = np.arange(len(start))
         self._offset = trees.offset[0]
 
     def predict(self, inputs: Array) -> Array:
         """Log lengths [n] of inputs [n, width]. Row by row: all of a batch at once would not fit into the cache."""
         result = np.empty(len(inputs), np.float32)
         for row, one in enumerate(inputs):
-            words = np.where(one[self._feature] <= self._threshold, _ALL, self._possible)
+            # All bits where the answer is yes; ``numpy.where`` takes five times as long.
+            words = (one.take(self._feature) <= self._threshold).astype(np.uint32)
+            np.negative(words, out=words)
+            words |= self._possible
             left = np.bitwise_and.reduceat(words, self._start)
             lowest = left & (~left + np.uint32(1))
             leaf = np.frexp(lowest.astype(np.float64))[1] - 1
-            result[row] = self._leaves[self._tree, leaf].sum(dtype=np.float64)
+            result[row] = self._leaves.take(self._first + leaf).sum(dtype=np.float64)
         total: Array = result + self._offset
         return total

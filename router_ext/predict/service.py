@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from router_ext.predict.baseline import LEVELS
 from router_ext.predict.features import FEATURE_VERSION, Features, RequestFacts, Signatures, Signer, features_of
@@ -211,14 +210,12 @@ class LengthService:
             base, recall = read.question.base, read.recall
             quantiles: tuple[float, ...] | None = None
             if base is not None:
-                logs = np.log1p(np.array([base], np.float32))
-                self._await_end(read, float(logs[0, len(base) // 2]), None)
+                logs = [math.log1p(tokens) for tokens in base]
+                self._await_end(read, logs[len(base) // 2], None)
                 if recall is not NOTHING:
                     width = _KNOWN_WIDTHS[min(recall.n_exact, len(_KNOWN_WIDTHS) - 1)]
                     limit = float(read.question.max_new_tokens or math.inf)
-                    one = np.ones(1, np.float32)
-                    tokens = in_tokens(logs, recall.correction * one, width * one, np.array([limit]))
-                    quantiles = tuple(tokens[0].tolist())
+                    quantiles = in_tokens(logs, recall.correction, width, limit)
             answers.append(_answer(read, quantiles, "" if quantiles is None else "memory", None, None))
         return answers
 

@@ -166,9 +166,9 @@ class _Training:
 
         expected, forest, share = own, None, 0.0
         if self.with_trees:
-            inputs = scaling.tree_inputs(dense, batch, self.models, own, average)
+            inputs = scaling.tree_inputs(dense, batch.words, self.models, own, average)
             expected, forest = self._trees(inputs, folds)
-        inputs = scaling.mixture_inputs(dense, batch, own, average)
+        inputs = scaling.mixture_inputs(dense, batch.words, own, average)
         rows_all = Rows(
             inputs=inputs,
             base=own,
