@@ -85,7 +85,7 @@ def replay(body: bytes, examples: Sequence[Example]) -> list[Sequence[float]]:
     medians = logs[:, conformal.MIDDLE]
     history = History()
     running: list[tuple[datetime, int]] = []
-    corrections = np.zeros(len(examples), np.float32)
+    corrections = [0.0] * len(examples)
     for i in sorted(range(len(examples)), key=lambda i: (examples[i][0].arrived_at, examples[i][0].event)):
         row = examples[i][0]
         while running and running[0][0] <= row.arrived_at:
@@ -101,6 +101,7 @@ def replay(body: bytes, examples: Sequence[Example]) -> list[Sequence[float]]:
             )
         corrections[i] = history.correction(row.pool, row.tenant, row.key, row.arrived_at.timestamp())
         heapq.heappush(running, (row.ended_at, i))
-    limits = np.array([row.max_new_tokens or MAX_TOKENS for row, _ in examples], np.float64)
-    tokens = in_tokens(logs, corrections, np.ones(len(examples), np.float32), limits)
-    return [told.tolist() for told in tokens]
+    return [
+        list(in_tokens(log, correction, 1.0, row.max_new_tokens or MAX_TOKENS))
+        for log, correction, (row, _) in zip(logs.tolist(), corrections, examples, strict=True)
+    ]
