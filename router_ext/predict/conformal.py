@@ -51,10 +51,20 @@ def _quantile(values: Array, covered: float) -> float:
 
 def widen(log_quantiles: Array, factor: Array) -> Array:
     """Quantiles [n, levels] about their medians by factors [n, PAIRS]; rising whatever the factors are."""
+    return widen_levels(log_quantiles, by_level(factor))
+
+
+def by_level(factor: Array) -> Array:
+    """Factors [n, levels] of factors [n, PAIRS]."""
+    return np.concatenate((factor, np.ones((len(factor), 1), np.float32), factor[:, ::-1]), axis=1)
+
+
+def widen_levels(log_quantiles: Array, factor: Array) -> Array:
+    """``widen`` by factors [n, levels]."""
     median = log_quantiles[:, MIDDLE : MIDDLE + 1]
-    both = np.concatenate((factor, np.ones((len(factor), 1), np.float32), factor[:, ::-1]), axis=1)
-    spread = (log_quantiles - median) * both
-    spread[:, MIDDLE:] = np.maximum.accumulate(spread[:, MIDDLE:], axis=1)
-    spread[:, MIDDLE::-1] = np.minimum.accumulate(spread[:, MIDDLE::-1], axis=1)
-    result: Array = median + spread
-    return result
+    spread: Array = (log_quantiles - median) * factor
+    upper, lower = spread[:, MIDDLE:], spread[:, MIDDLE::-1]
+    np.maximum.accumulate(upper, axis=1, out=upper)
+    np.minimum.accumulate(lower, axis=1, out=lower)
+    spread += median
+    return spread

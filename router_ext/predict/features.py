@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from router_ext.errors import FeaturesRefused
+from router_ext.predict.numbers_named import numbers_of
 from router_ext.predict.prompts import Prompt
 from router_ext.predict.reading import Reading, read
 from router_ext.predict.versions import FEATURE_VERSION
@@ -37,15 +37,6 @@ __all__ = ("DENSE", "FEATURE_VERSION", "Features", "Prompt", "RequestFacts", "Si
 ID_BITS = 16
 MAX_IDS = 256
 """Half of real prompts have fewer than 230; of the others a sample by hash is kept, the same for similar prompts."""
-
-_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
-_SIZE = re.compile(r"[\s-]*(words?|characters?|sentences?|paragraphs?|pages?|lines?|minutes?)", re.I)
-_ITEMS = re.compile(
-    r"\s+(?:\w+\s+){0,2}?(ideas?|examples?|items?|ways?|steps?|questions?|points?|tips?|reasons?|names?|titles?)", re.I
-)
-"""What follows the number in "in 500 words" and in "10 ideas"."""
-_SIZE_TOKENS = {"w": 1.4, "c": 0.3, "s": 25.0, "p": 120.0, "l": 12.0, "m": 180.0}
-"""Tokens per unit, by the unit's first letter."""
 
 _CUES = (
     "```", "json", "code", "function", "write", "list", "essay", "story", "explain", "summar", "translate", "step",
@@ -174,9 +165,9 @@ class Signer:
 
     def __init__(self, key: bytes) -> None:
         self._key = hashlib.blake2b(key, digest_size=32).digest()
-        words = hashlib.shake_128(self._key + b"near").digest(16 * self._BANDS * self._ROWS)
-        numbers = np.frombuffer(words, np.uint64).reshape(2, -1)
-        self._multiplier = (numbers[0] | np.uint64(1))[:, None]
+        words = hashlib.shake_128(self._key + b"near").digest(8 * self._BANDS * self._ROWS)
+        numbers = np.frombuffer(words, "<u4").reshape(2, -1)
+        self._multiplier = (numbers[0] | np.uint32(1))[:, None]
         self._addend = numbers[1][:, None]
 
     def sign(self, prompt: Prompt) -> Signatures:
@@ -195,9 +186,9 @@ class Signer:
         pairs = _pairs(reading.hashes[:, 0].astype(np.uint64))
         near: tuple[int, ...] = ()
         if len(pairs):
-            mixed = pairs * self._multiplier
+            mixed = (pairs * _GOLDEN >> np.uint64(32)).astype(np.uint32) * self._multiplier
             mixed += self._addend
-            rows = (mixed.min(axis=1) >> np.uint64(32)).astype("<u4").reshape(self._BANDS, self._ROWS)
+            rows = mixed.min(axis=1).astype("<u4").reshape(self._BANDS, self._ROWS)
             near = tuple(
                 _number(hashlib.blake2b(rows[band].tobytes(), key=self._key, digest_size=8, salt=bytes([band])))
                 for band in range(self._BANDS)
@@ -225,6 +216,7 @@ def _pairs(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return words[:-1] * np.uint64(0x9E3779B1) + words[1:] * np.uint64(0x85EBCA6B) + np.uint64(1)
 
 
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _PLACES = np.arange(1, 5, dtype=np.uint64) << np.uint64(34)
 
 
@@ -243,7 +235,7 @@ def _hashed(hashes: NDArray[np.uint32]) -> tuple[NDArray[np.uint16], NDArray[np.
             word[-12:] + np.uint64(6 << 34),
         )
     )
-    everything *= np.uint64(0x9E3779B97F4A7C15)
+    everything *= _GOLDEN
     everything >>= np.uint64(64 - ID_BITS)
     ids, counts = _counted(everything.astype(np.uint16))
     if len(ids) > MAX_IDS:
@@ -286,7 +278,7 @@ def _dense(reading: Reading) -> Iterator[float]:
         points = ascii
     of = np.bincount(points, minlength=128).tolist()
     digits, capitals = sum(of[48:58]), sum(of[65:91])
-    numbers = _Numbers(seen) if digits or beyond_ascii else _NO_NUMBERS
+    numbers = numbers_of(seen, None if beyond_ascii else np.flatnonzero(points - np.uint8(48) < 10).tolist())
     words = np.sort(reading.hashes[:, 0])
     n_distinct = int(np.count_nonzero(words[1:] != words[:-1])) + bool(n_words)
     log = math.log1p
@@ -296,33 +288,3 @@ def _dense(reading: Reading) -> Iterator[float]:
     yield from (log(numbers.asked_tokens), log(numbers.asked_items))
     yield from map(log, map(reading.lower.count, _CUES))
     yield from (log(of[ord(mark)] if len(mark) == 1 else seen.count(mark)) for mark in _COUNTED)
-
-
-class _Numbers:
-    """What a text counts. ``asked_tokens``: of the largest length it names ("in 500 words"), 0 if it names none."""
-
-    __slots__ = ("asked_items", "asked_tokens", "largest", "n")
-
-    def __init__(self, text: str) -> None:
-        self.n, self.largest, self.asked_tokens, self.asked_items = 0, 0.0, 0.0, 0
-        items_end = 0
-        for found in _NUMBER.finditer(text):
-            self.n += 1
-            number, start, end = found[0], found.start(), found.end()
-            self.largest = max(self.largest, min(float(number.replace(",", "").split(".")[0][:9] or 0), 1e9))
-            size = _SIZE.match(text, end)
-            last = number.replace(",", ".").rsplit(".", 1)[-1]
-            if size is not None:
-                self.asked_tokens = max(self.asked_tokens, int(last[-5:]) * _SIZE_TOKENS[size[1][0].lower()])
-            if len(last) > 3 or end - len(last) < items_end or (len(last) == end - start and _is_in_word(text, start)):
-                continue
-            items = _ITEMS.match(text, end)
-            if items is not None:
-                self.asked_items, items_end = max(self.asked_items, int(last)), items.end()
-
-
-_NO_NUMBERS = _Numbers("")
-
-
-def _is_in_word(text: str, at: int) -> bool:
-    return at > 0 and (text[at - 1].isalnum() or text[at - 1] == "_")

@@ -59,11 +59,11 @@ class Mixtures:
         hidden = _silu(inputs @ self._first + self._given[:, models])
         hidden = _silu(hidden @ self._second + self._second_bias) + hidden
         heads = hidden @ self._heads + self._heads_bias
-        scores = heads[..., : self._n_experts]
-        gate = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        gate /= gate.sum(axis=-1, keepdims=True)
-        each = heads[..., self._n_experts :].reshape(*gate.shape, _OUTPUTS)
-        out = (gate[..., None] * each).sum(axis=-2)
+        scores, out = heads[..., : self._n_experts], heads[..., self._n_experts :]
+        if self._n_experts > 1:
+            gate = np.exp(scores - scores.max(axis=-1, keepdims=True))
+            gate /= gate.sum(axis=-1, keepdims=True)
+            out = (gate[..., None] * out.reshape(*gate.shape, _OUTPUTS)).sum(axis=-2)
         spread = np.logaddexp(out[..., 1:-1] - np.float32(1.0), np.float32(0.0))
         quantiles = (base[:, None] + out[..., :1]) + spread @ _STEPS
         share = np.float32(1.0 / len(quantiles))

@@ -80,7 +80,7 @@ class Predictor:
         basis, kernel = _part(Basis, "basis", tensors), _part(Kernel, "kernel", tensors)
         self._scaling = _part(Scaling, "scaling", tensors)
         trees = _part(Trees, "trees", tensors) if "trees.start" in tensors else None
-        self._factors: Array = tensors["conformal.factors"]
+        factors: Array = tensors["conformal.factors"]
         self._widths = widths
         basis.check()
         mixtures = [
@@ -88,12 +88,13 @@ class Predictor:
             for i in range(int(n_mixtures[0]))
         ]
         rows = (
-            *(len(kernel.level), len(kernel.weights), len(self._factors), len(self._scaling.figures)),
+            *(len(kernel.level), len(kernel.weights), len(factors), len(self._scaling.figures)),
             *(len(mixture["embedding.weight"]) for mixture in mixtures),
         )
         if set(rows) != {len(header.models) + 1}:
             raise ValueError(f"{len(header.models)} served models, and rows for {rows}")
         self._mixtures = Mixtures(mixtures)
+        self._factors = conformal.by_level(factors)
         self._basis = QuickBasis(basis, kernel, len(self._scaling.word_scale))
         self._trees: QuickTrees | None = None
         if trees is not None:
@@ -127,14 +128,14 @@ class Predictor:
     def log_quantiles(self, features: Sequence[Features], models: Sequence[str]) -> tuple[Array, Array]:
         """Quantiles of ln(1 + tokens) [n, levels] without any correction, and probabilities of running away [n]."""
         places = np.array([self._place.get(model, -1) for model in models], np.int64)
-        dense = np.stack([one.dense for one in features])
+        dense = np.array([one.dense for one in features])
         words, own, average = self._basis.predict(features, dense, places)
         inputs = self._scaling.mixture_inputs(dense, words, own, average)
         quantiles, runaway = self._mixtures.predict(inputs, places, own)
         if self._trees is not None:
             expected = self._trees.predict(self._scaling.tree_inputs(dense, words, places, own, average))
             quantiles = blend(quantiles, expected, self.header.settings["tree_share"][0])
-        return conformal.widen(quantiles, self._factors[places]), runaway
+        return conformal.widen_levels(quantiles, self._factors[places]), runaway
 
     def predict_batch(self, requests: Sequence[Request]) -> list[Prediction]:
         """Predictions of a batch, in its order."""

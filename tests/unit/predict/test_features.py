@@ -140,3 +140,11 @@ def test_roles_and_turns_are_part_of_a_prompt() -> None:
     signer = Signer(b"key")
     chats = [[("user", "ab")], [("system", "ab")], [("user", "a"), ("user", "b")]]
     assert len({signer.sign(chat).exact for chat in chats}) == 3
+
+
+@given(st.text(alphabet="0123456789., -_aé\n") | st.text())
+def test_numbers_are_the_same_wherever_they_are_looked_for(text: str) -> None:
+    """A letter beyond ASCII takes the other way; here it stands where it cannot matter."""
+    text = text.encode("ascii", "ignore").decode()
+    for name in ("numbers", "largest_number", "asked_tokens", "asked_items"):
+        assert value(extract(text, FACTS), name) == value(extract(text + " é", FACTS), name)
