@@ -10,7 +10,7 @@ bands of its signature. Groups whose members differ much (a template with many f
 No text: signatures are keyed 64-bit hashes. Nothing is shown to tenants. A prompt seen for the first time is
 predicted as without a memory, unless it is a near-duplicate of known ones.
 
-Cost: O(1) per request: some look-ups and two sorts of at most ``SIZE`` numbers; about 1.1 kB a prompt, 18 MB when full.
+Cost: O(1) per request: some look-ups and two sorts of at most ``SIZE`` numbers; about 1.1 kB a prompt, 9 MB when full.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from router_ext.predict.features import Signatures
 from router_ext.predict.residuals import REACH, Residuals, Table, is_news
 
 SIZE = 16
-CAPACITY = 16_384
+CAPACITY = 8_192
 EXPIRY_S = 14 * 86_400.0
 SHRINK_EXACT, SHRINK_NEAR = 1.2, 4.0
 _MIN_BANDS = 2

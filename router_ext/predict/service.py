@@ -35,7 +35,7 @@ from router_ext.predict.predictor import Predictor, Request, in_tokens
 from router_ext.predict.reading import Reading
 from router_ext.predict.reading import read as read_prompt
 
-MAX_PENDING = 16_384
+MAX_PENDING = 8_192
 """Questions whose end is awaited; of older ones nothing is learned."""
 
 _KEY_BYTES = 32
