@@ -41,7 +41,7 @@ Ints = NDArray[np.int64]
 FOLDS = 5
 MIN_SAMPLES, MIN_PROMPTS = 100, 30
 _EXPERTS = (1, 4, 8)
-_MIXTURES = 2
+_MIXTURES = 4
 _FEW_BOOSTERS = 1
 _SHARES = (0.0, 0.25, 0.4, 0.5, 0.6, 0.75, 1.0)
 """Candidates for the weight of the trees in the median."""
@@ -273,8 +273,6 @@ class _Training:
         return trees.fit_trees(
             inputs[rows],
             self.y[rows],
-            np.ones(int(rows.sum()), np.float32),
-            self.prompt_of[rows],
             seed=self.seed,
             boosters=boosters,
             on_progress=on_progress,

@@ -1,7 +1,6 @@
 """Boosted trees of the log length, trained by scikit-learn, served by numpy.
 
-A few boosters, each on a draw of the prompts, are averaged. Rows of one prompt say much the same, so leaves need many
-rows and draws go by prompt; that regularises more than any number of rows would.
+A few boosters that differ in the features their splits may look at are averaged.
 
 A booster is taken apart into plain arrays, so that serving needs no scikit-learn and an artifact holds numbers only.
 The arrays are checked against the booster's own predictions, because the layout they come from is not public.
@@ -23,15 +22,13 @@ from router_ext.errors import TrainingFailed
 Array = NDArray[np.float32]
 
 BOOSTERS = 3
-_SHARE = 0.85
-"""Of the prompts, for one booster."""
 _SETTINGS: dict[str, Any] = {
     "loss": "absolute_error",
     "learning_rate": 0.03,
     "max_iter": 400,
-    "max_leaf_nodes": 24,
-    "min_samples_leaf": 100,
-    "max_features": 0.2,
+    "max_leaf_nodes": 31,
+    "min_samples_leaf": 40,
+    "max_features": 0.3,
     "l2_regularization": 1.0,
     "early_stopping": False,
 }
@@ -95,28 +92,22 @@ def is_available() -> bool:
 def fit_trees(
     inputs: Array,
     y: Array,
-    weight: Array,
-    prompt_of: NDArray[np.int64],
     *,
     seed: int,
     boosters: int = BOOSTERS,
     on_progress: Callable[[float], None],
 ) -> Trees:
-    """Train on n rows. ``prompt_of`` [n]: rows of one number are drawn together.
+    """Train on n rows.
 
     Raises:
         TrainingFailed: this version of scikit-learn lays its trees out in another way.
     """
     from sklearn.ensemble import HistGradientBoostingRegressor
 
-    random = np.random.default_rng(seed)
-    prompts = np.unique(prompt_of)
     parts, offset, check = [], 0.0, np.zeros(min(len(y), 256))
     for i in range(boosters):
-        drawn = prompts[random.random(len(prompts)) < _SHARE] if boosters > 1 else prompts
-        rows = np.flatnonzero(np.isin(prompt_of, drawn))
         booster = HistGradientBoostingRegressor(**_SETTINGS, random_state=seed + i)
-        booster.fit(inputs[rows], y[rows], sample_weight=weight[rows])
+        booster.fit(inputs, y)
         parts += [predictor[0].nodes for predictor in booster._predictors]
         offset += float(np.ravel(booster._baseline_prediction)[0])
         check += booster.predict(inputs[: len(check)])
