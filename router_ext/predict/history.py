@@ -3,8 +3,8 @@
     correction = shrunk(pool) + shrunk(tenant in pool) + shrunk(key in pool)      shrunk(x) = median * n / (n + SHRINK)
 
 A residual is booked with every level as what the levels above left of it, so a tenant is not taught what its pool has
-learned already. A model that never saw a tenant, a served model or a new habit is so put right within some dozens of
-answers. Bounded: a level moves a prediction by ``BOUND`` at most, a tenant's own wrongs that of others by what the
+learned already. A model that never saw a tenant, a served model or a new habit is so put right within a hundred or two
+of answers. Bounded: a level moves a prediction by ``BOUND`` at most, a tenant's own wrongs that of others by what the
 median of the pool's newest answers moves.
 
 Cost: O(1) per request, three sorts of at most ``SIZE`` numbers.
@@ -19,8 +19,10 @@ import msgspec
 
 from router_ext.predict.residuals import Table, is_news
 
-SIZE = 32
-SHRINK = 8.0
+SIZE, SHRINK = 96, 60.0
+"""Answers remembered of a name, and answers' worth of doubt. A model that knows its tenants is right on average, so
+what looks like a tenant's habit is mostly chance: replays of real answers by tenant had 4% more absolute error than
+without histories at 32 and 8, and under half a percent more at 100 and 60."""
 BOUND = math.log(2.0)
 CAPACITY = 4_096
 EXPIRY_S = 14 * 86_400.0

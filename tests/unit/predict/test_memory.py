@@ -115,7 +115,7 @@ def test_levels_do_not_count_the_same_wrong_twice() -> None:
     history = History()
     for _ in range(200):
         history.add("pool", "tenant", "key", 0.4, 0.0)
-    assert history.correction("pool", "tenant", "key", 0.0) == pytest.approx(0.4, abs=0.02)
+    assert 0.36 < history.correction("pool", "tenant", "key", 0.0) <= 0.4
 
 
 def test_after_restoring_both_say_the_same_and_go_on() -> None:
