@@ -37,7 +37,7 @@ OnProgress = Callable[[float, str], None]
 WARM_FROM = 3
 _BATCH = 256
 _TIMED = 400
-_MODEL_ROWS, _KIND_ROWS = 500, 50
+_MODEL_ROWS, _KIND_ROWS = 500, 300
 _NEW_TENANT, _FINAL_SHARE = 200, 0.25
 
 
