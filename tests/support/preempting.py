@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from router_ext.backends.fake import Script
 from router_ext.backends.tgi import TgiBackend
 from router_ext.core.actions import Action, Dispatch, Preempt
-from router_ext.core.events import Event, Finished, Preempted, Progressed, SliceEnded
+from router_ext.core.events import Event, Finished, Preempted, SliceEnded
 from router_ext.core.lifecycle import State
 from router_ext.core.preemption import lost_tokens
 from router_ext.core.request import Request
@@ -56,21 +56,18 @@ class ForcedCuts:
         self.handled.append((now, event, actions))
         return actions
 
-    def held_s(self) -> list[tuple[float, float]]:
-        """Least and most seconds for which each slice can have been open, by what the scheduler was told and when.
+    def held_s(self) -> list[float]:
+        """Most seconds for which each slice can have been open: from its dispatch to the report of its end.
 
-        From its dispatch to the report of its end at most; from its first tokens to the wish to cut it, or to its last
-        tokens, at least.
+        There is no least: tokens are reported later than they came while the loop has other work.
         """
-        spans: list[tuple[float, float]] = []
-        opened = first = last = 0.0
+        spans: list[float] = []
+        opened = 0.0
         for now, event, actions in self.handled:
-            if isinstance(event, Progressed):
-                first, last = first or now, now
-            elif isinstance(event, SliceEnded | Preempted | Finished):
-                spans.append((last - first, now - opened))
+            if isinstance(event, SliceEnded | Preempted | Finished):
+                spans.append(now - opened)
             if any(isinstance(action, Dispatch) for action in actions):
-                opened, first = now, 0.0
+                opened = now
         return spans
 
 
