@@ -1,4 +1,4 @@
-"""Folders of real answers: ``prompts.jsonl.gz`` beside ``outputs.csv.gz``, searched recursively, several are joined.
+"""Folders of real answers (``answer_files``), as training and judging take them; several are joined.
 
 Of the columns only those are features that a router has: the prompt's text, the model and the sampling parameters.
 ``source`` and ``subset`` name tenants in replays and kinds of prompts in figures; no predictor sees them.
@@ -6,22 +6,16 @@ Of the columns only those are features that a router has: the prompt's text, the
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
-import json
 import math
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from router_ext.errors import AnswersRefused
+from router_ext.predict.answer_files import directories, is_complete, read_outputs, read_prompts
 from router_ext.predict.baseline import MAX_TOKENS
 from router_ext.predict.features import Features, RequestFacts, extract
 from router_ext.predict.training import Sample
-
-PROMPTS, OUTPUTS = "prompts.jsonl.gz", "outputs.csv.gz"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,39 +37,34 @@ def read_answers(folder: Path) -> list[Answer]:
     Raises:
         AnswersRefused: naming file, row, value and what is accepted.
     """
-    directories = sorted(path.parent for path in folder.rglob(OUTPUTS))
-    if not directories:
-        raise AnswersRefused(f"{folder}: no {OUTPUTS} in it or below")
-    return [answer for directory in directories for answer in _read(directory)]
-
-
-def _read(directory: Path) -> list[Answer]:
-    path = directory / OUTPUTS
-    prompts = _prompts(directory / PROMPTS)
-    found, number = [], 1
-    try:
-        for number, row in enumerate(csv.DictReader(io.StringIO(_text(path), newline="")), 2):
-            prompt = prompts.get(row["prompt_id"])
-            if prompt is None:
-                raise AnswersRefused(f"{path} row {number}: prompt {row['prompt_id'][:40]!r} is not in {PROMPTS}")
-            text, source, kind = prompt
-            tokens = int(row["out_tokens"])
-            if not 1 <= tokens <= MAX_TOKENS:
-                raise ValueError(f"out_tokens {tokens} is not from 1 to {MAX_TOKENS:,}")
-            found.append(
-                Answer(
-                    text=text,
-                    kind=kind,
-                    tenant=f"{source} {row['model']}",
-                    model=row["model"],
-                    facts=_facts(row),
-                    output_tokens=tokens,
-                    is_complete=row.get("hit_cap") != "1",
-                )
-            )
-    except (csv.Error, KeyError, ValueError, TypeError) as error:
-        raise AnswersRefused(f"{path} row {number}: {type(error).__name__}: {error}") from error
+    found: list[Answer] = []
+    for directory in directories(folder):
+        prompts = dict(read_prompts(directory, _prompt))
+        found += read_outputs(directory, prompts, _answer)
     return found
+
+
+def _prompt(plain: Any) -> tuple[str, tuple[str, str, str]]:
+    """Id, and text, source and kind."""
+    source = str(plain["source"])
+    kind = f"{source}/{plain['subset']}" if plain.get("subset") else source
+    return str(plain["prompt_id"]), (str(plain["text"]), source, kind)
+
+
+def _answer(prompt: tuple[str, str, str], row: Mapping[str, str], where: str) -> Answer:
+    text, source, kind = prompt
+    tokens = int(row["out_tokens"])
+    if not 1 <= tokens <= MAX_TOKENS:
+        raise ValueError(f"out_tokens {tokens} is not from 1 to {MAX_TOKENS:,}")
+    return Answer(
+        text=text,
+        kind=kind,
+        tenant=f"{source} {row['model']}",
+        model=row["model"],
+        facts=_facts(row),
+        output_tokens=tokens,
+        is_complete=is_complete(row),
+    )
 
 
 def _facts(row: Mapping[str, str]) -> RequestFacts:
@@ -99,28 +88,6 @@ def _number(row: Mapping[str, str], column: str) -> float | None:
     if not math.isfinite(value) or value < 0:
         raise ValueError(f"{column} {text[:40]!r} is no number from 0 on")
     return value
-
-
-def _prompts(path: Path) -> dict[str, tuple[str, str, str]]:
-    """Text, source and kind by id."""
-    found = {}
-    # Not splitlines, which takes characters for line ends that may stand within a prompt.
-    for number, line in enumerate(_text(path).removesuffix("\n").split("\n"), 1):
-        try:
-            plain = json.loads(line)
-            source = str(plain["source"])
-            kind = f"{source}/{plain['subset']}" if plain.get("subset") else source
-            found[str(plain["prompt_id"])] = (str(plain["text"]), source, kind)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise AnswersRefused(f"{path} row {number}: not a prompt ({type(error).__name__}: {error})") from error
-    return found
-
-
-def _text(path: Path) -> str:
-    try:
-        return gzip.decompress(path.read_bytes()).decode()
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise AnswersRefused(f"{path}: {error}") from error
 
 
 class Samples:

@@ -1,5 +1,4 @@
-"""Real answers: prompts, and how long models' answers to them were, from a folder of ``prompts.jsonl.gz`` and
-``outputs.csv.gz`` (searched recursively; several pairs are joined).
+"""Real answers: prompts, and how long models' answers to them were, from a folder (``predict.answer_files``).
 
 A trace says when clients send, not what: with answers each of its clients becomes one source of prompts and one model,
 and each of its requests one prompt with the length of a real answer. Half of the prompts are replayed, those whose
@@ -8,22 +7,17 @@ digest is even (near-duplicates go by that of the first of them); a model of len
 
 from __future__ import annotations
 
-import csv
-import gzip
 import hashlib
-import io
-import json
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from router_ext.errors import SimulationError
+from router_ext.errors import AnswersRefused, SimulationError
+from router_ext.predict.answer_files import directories, is_complete, read_outputs, read_prompts
 from router_ext.sim.traces import MAX_TOKENS
 
-PROMPTS, OUTPUTS = "prompts.jsonl.gz", "outputs.csv.gz"
 NEEDED = "fairlane[predictor]"
 
 _LEAST_PROMPTS = 10
@@ -89,15 +83,14 @@ def read_answers(folder: Path) -> Iterator[Answer]:
     Raises:
         SimulationError: naming file, row, column, value and what is accepted.
     """
-    directories = sorted(path.parent for path in folder.rglob(OUTPUTS))
-    if not directories:
-        raise SimulationError(f"{folder}: no {OUTPUTS} in it or below")
-    for directory in directories:
-        prompts = _prompts(directory / PROMPTS)
-        yield from _answers(directory / OUTPUTS, prompts)
+    try:
+        for directory in directories(folder):
+            yield from read_outputs(directory, _prompts(directory), _answer)
+    except AnswersRefused as error:
+        raise SimulationError(str(error)) from error
 
 
-def _prompts(path: Path) -> Mapping[str, Prompt]:
+def _prompts(directory: Path) -> Mapping[str, Prompt]:
     """By id. Cost: some 0.3 ms each, to find near-duplicates."""
     try:
         # Numpy comes with the predictor, which simulations of lengths alone do not need.
@@ -105,21 +98,7 @@ def _prompts(path: Path) -> Mapping[str, Prompt]:
         from router_ext.predict.features import RequestFacts, extract
     except ModuleNotFoundError as error:
         raise SimulationError(f"real answers need {NEEDED}: {error}") from error
-    found: list[Prompt] = []
-    # Not splitlines, which takes characters for line ends that may stand within a prompt.
-    for number, line in enumerate(_text(path).removesuffix("\n").split("\n"), 1):
-        try:
-            plain = json.loads(line)
-            prompt = Prompt(
-                prompt_id=str(plain["prompt_id"]),
-                source=str(plain["source"]),
-                text=str(plain["text"]),
-                input_tokens=max(1, int(plain["in_tokens"])),
-                is_replayed=False,
-            )
-        except (ValueError, TypeError, KeyError) as error:
-            raise SimulationError(f"{path} row {number}: not a prompt ({type(error).__name__}: {error})") from error
-        found.append(prompt)
+    found = read_prompts(directory, _prompt)
     groups = grouping.groups([extract(prompt.text, RequestFacts()) for prompt in found])
     return {
         prompt.prompt_id: replace(prompt, is_replayed=_is_even(found[int(first)].text))
@@ -127,29 +106,30 @@ def _prompts(path: Path) -> Mapping[str, Prompt]:
     }
 
 
+def _prompt(plain: Any) -> Prompt:
+    return Prompt(
+        prompt_id=str(plain["prompt_id"]),
+        source=str(plain["source"]),
+        text=str(plain["text"]),
+        input_tokens=max(1, int(plain["in_tokens"])),
+        is_replayed=False,
+    )
+
+
 def _is_even(text: str) -> bool:
     return hashlib.blake2b(text.encode(), digest_size=1).digest()[0] % 2 == 0
 
 
-def _answers(path: Path, prompts: Mapping[str, Prompt]) -> Iterator[Answer]:
-    reader = csv.DictReader(io.StringIO(_text(path), newline=""))
-    number = 1
-    try:
-        for number, row in enumerate(reader, 2):
-            prompt = prompts.get(row["prompt_id"])
-            if prompt is None:
-                raise SimulationError(f"{path} row {number}: prompt {row['prompt_id'][:40]!r} is not in {PROMPTS}")
-            yield Answer(
-                prompt=prompt,
-                model=row["model"],
-                max_new_tokens=_number(row, "max_new_tokens", int),
-                temperature=_number(row, "temperature", float),
-                top_p=_number(row, "top_p", float),
-                output_tokens=_length(row, path, number),
-                is_complete=row.get("hit_cap") != "1",
-            )
-    except (csv.Error, KeyError, ValueError) as error:
-        raise SimulationError(f"{path} row {number}: {type(error).__name__}: {error}") from error
+def _answer(prompt: Prompt, row: Mapping[str, str], where: str) -> Answer:
+    return Answer(
+        prompt=prompt,
+        model=row["model"],
+        max_new_tokens=_number(row, "max_new_tokens", int),
+        temperature=_number(row, "temperature", float),
+        top_p=_number(row, "top_p", float),
+        output_tokens=_length(row, where),
+        is_complete=is_complete(row),
+    )
 
 
 def _number(row: Mapping[str, str], column: str, kind: type[Any]) -> Any:
@@ -157,17 +137,8 @@ def _number(row: Mapping[str, str], column: str, kind: type[Any]) -> Any:
     return kind(text) if text else None
 
 
-def _length(row: Mapping[str, str], path: Path, number: int) -> int:
+def _length(row: Mapping[str, str], where: str) -> int:
     value = int(row["out_tokens"])
     if not 1 <= value <= MAX_TOKENS:
-        raise SimulationError(
-            f"{path} row {number}, column out_tokens: {value} is not a whole number from 1 to {MAX_TOKENS:,}"
-        )
+        raise SimulationError(f"{where}, column out_tokens: {value} is not a whole number from 1 to {MAX_TOKENS:,}")
     return value
-
-
-def _text(path: Path) -> str:
-    try:
-        return gzip.decompress(path.read_bytes()).decode()
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise SimulationError(f"{path}: {error}") from error

@@ -20,7 +20,7 @@ from router_ext import compiled
 from router_ext.core.config import policy_names
 from router_ext.core.fairness import TEST_POLICIES
 from router_ext.errors import SettingsError, SimulationError
-from router_ext.sim.answers import OUTPUTS, PROMPTS
+from router_ext.predict.answer_files import OUTPUTS, PROMPTS
 from router_ext.sim.capacity import capacity
 from router_ext.sim.foresight import Foresight, read_model
 from router_ext.sim.learning import train_on_others

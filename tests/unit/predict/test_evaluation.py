@@ -13,7 +13,8 @@ import pytest
 from router_ext import cli
 from router_ext.errors import AnswersRefused
 from router_ext.predict import reference
-from router_ext.predict.answers import OUTPUTS, PROMPTS, Answer, read_answers
+from router_ext.predict.answer_files import OUTPUTS, PROMPTS
+from router_ext.predict.answers import Answer, read_answers
 from router_ext.predict.evaluation import mean_of, split
 from router_ext.predict.features import RequestFacts
 from router_ext.predict.figures import coverage_by, figures, interval_figures, runaway_figures, spearman
