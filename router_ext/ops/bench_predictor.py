@@ -31,9 +31,10 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from router_ext.errors import ArtifactRefused, SettingsError
+from router_ext.errors import ArtifactRefused
 from router_ext.obs import logs
 from router_ext.ops.bench_gateway import cpu_seconds, percentile, resident_bytes
+from router_ext.ops.predictor.inspect import read_model
 from router_ext.predict.client import PredictionClient, worker_command
 from router_ext.predict.messages import Answer, Ask, Assigned, Ended, plausible
 from router_ext.predict.prompts import bounded
@@ -237,7 +238,21 @@ def has_mapped(pid: int, name: str) -> bool:
 
 
 async def measure(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Everything, in order."""
+    """Everything, in order.
+
+    Raises:
+        ArtifactRefused: the model cannot be read, or the worker does not take it.
+    """
+    data = None if args.model is None else read_model(args.model)
+    try:
+        return await _measure(args, data, console)
+    except ExceptionGroup as group:
+        if isinstance(group.exceptions[0], ArtifactRefused):
+            raise group.exceptions[0] from None
+        raise
+
+
+async def _measure(args: argparse.Namespace, data: bytes | None, console: Console) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="fairlane-bench-") as folder:
         watch = Watch()
         command = worker_command(directory=Path(folder), log_level="error", router="rtr_bench")
@@ -249,8 +264,7 @@ async def measure(args: argparse.Namespace, console: Console) -> dict[str, Any]:
                 await asyncio.sleep(0.005)
             ready_s = time.perf_counter() - started
             load_s = digest = None
-            if args.model is not None:
-                data = await asyncio.to_thread(_read, args.model)
+            if data is not None:
                 digest = hashlib.sha256(data).hexdigest()
                 console.print(f"loading {digest[:12]} ({len(data) / 2**20:.1f} MiB)")
                 started = time.perf_counter()
@@ -284,13 +298,6 @@ async def measure(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         },
         "targets": TARGETS,
     }
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise SettingsError(f"{path}: {error.strerror}") from None
 
 
 def run(args: argparse.Namespace) -> int:
