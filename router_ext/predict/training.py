@@ -6,6 +6,7 @@
     all rows --> kernel, trees, mixtures: what is served
 
 A later part is trained on what the earlier ones say of prompts that are new to them, as it will meet them when served.
+Answers that were cut teach (``censoring``; the mixture has a loss for them), and judge where there are too few others.
 
 Cost: 50,000 rows in some minutes on two cores; most of it trees. Deterministic by seed on one machine.
 """
@@ -25,13 +26,14 @@ from router_ext.errors import TrainingFailed
 from router_ext.predict import conformal, grouping, model_file, trees
 from router_ext.predict.baseline import LEVELS
 from router_ext.predict.basis import Batch, fit_basis
+from router_ext.predict.censoring import MIN_WHOLE, lengthened
 from router_ext.predict.features import N_FACTS, Features
 from router_ext.predict.forward import forward
 from router_ext.predict.kernel import fit_kernel
 from router_ext.predict.memory import SHRINK_EXACT, SIZE
 from router_ext.predict.mixture import Cancelled, Rows, fit_mixture, tensors
 from router_ext.predict.parts import RUNAWAY_TOKENS, blend, fit_scaling
-from router_ext.predict.residuals import REACH
+from router_ext.predict.residuals import REACH, is_news
 
 __all__ = ("Cancelled", "Options", "Sample", "Trained", "train")
 
@@ -131,6 +133,7 @@ class _Training:
         self.models: Ints = np.array([place[sample.model] for sample in samples], np.int64)
         self.y: Array = np.log1p([sample.output_tokens for sample in samples]).astype(np.float32)
         self.is_cut = np.array([not sample.is_complete for sample in samples], np.bool_)
+        self._judged = ~self.is_cut if (~self.is_cut).sum() >= MIN_WHOLE else np.ones(len(samples), np.bool_)
         self.prompts, self.prompt_of = _distinct([sample.features for sample in samples])
         if len(samples) < MIN_SAMPLES or len(self.prompts) < MIN_PROMPTS:
             raise TrainingFailed(
@@ -162,12 +165,14 @@ class _Training:
             own[held], average[held] = part.predict(vectors[self.prompt_of[held]], self.models[held])
             self.tell(0.1 + 0.1 * (fold + 1) / (FOLDS + 1), "")
         kernel = self._kernel(vectors, np.ones(n, np.bool_))
-        scaling = fit_scaling(dense, batch.words, self.y, self.models, n_models, kernel.level, own)
+        chance = np.random.default_rng(seed).random(n, np.float32)
+        lengths = lengthened(self.y, self.is_cut, own, self.models, chance)
+        scaling = fit_scaling(dense, batch.words, lengths, self.models, n_models, kernel.level, own)
 
         expected, forest, share = own, None, 0.0
         if self.with_trees:
             inputs = scaling.tree_inputs(dense, batch.words, self.models, own, average)
-            expected, forest = self._trees(inputs, folds)
+            expected, forest = self._trees(inputs, lengths, folds)
         inputs = scaling.mixture_inputs(dense, batch.words, own, average)
         rows_all = Rows(
             inputs=inputs,
@@ -175,7 +180,7 @@ class _Training:
             models=self.models,
             y=self.y,
             is_cut=self.is_cut,
-            is_runaway=self.y > np.log1p(RUNAWAY_TOKENS),
+            is_runaway=lengths > np.log1p(RUNAWAY_TOKENS),
             weight=np.ones(n, np.float32),
         )
         n_experts, choice = self._experts(rows_all, folds)
@@ -185,16 +190,18 @@ class _Training:
             self.tell(0.88 + 0.1 * i / _MIXTURES, f"mixture {i + 1} of {_MIXTURES} on all rows")
             finals.append(self._mixture(rows_all, n_experts, seed + 100 + i))
 
+        judged = self._judged
         if forest is not None:
-            losses = {share: pinball(blend(logs, expected, share), self.y) for share in _SHARES}
+            losses = {share: pinball(blend(logs, expected, share)[judged], self.y[judged]) for share in _SHARES}
             share = min(losses, key=lambda share: losses[share])
-        without = _figures(logs, self.y, away)
+        without = _figures(logs[judged], self.y[judged], away[judged])
         logs = blend(logs, expected, share)
-        factors = conformal.factors(logs, self.y, self.models, n_models)
+        factors = conformal.factors(logs[judged], self.y[judged], self.models[judged], n_models)
         widened = conformal.widen(logs, factors[self.models])
         metrics: dict[str, Any] = {
             "seed": seed,
             "rows": n,
+            "cut_rows": int(self.is_cut.sum()),
             "prompts": len(self.prompts),
             "models": n_models,
             "experts": n_experts,
@@ -202,7 +209,7 @@ class _Training:
             "has_trees": self.with_trees,
             "has_kernel": self.options.with_kernel,
             "tree_share": share,
-            "new_prompts": _figures(widened, self.y, away),
+            "new_prompts": _figures(widened[judged], self.y[judged], away[judged]),
             "new_prompts_mixture_alone": without,
         }
         blob: model_file.Tensors = {"conformal.factors": factors}
@@ -222,7 +229,7 @@ class _Training:
             settings={
                 "mixtures": [float(_MIXTURES)],
                 "tree_share": [share],
-                "memory_widths": _known_widths(widened, self.y, self.prompt_of, seed),
+                "memory_widths": _known_widths(widened, self.y, self.is_cut, self.prompt_of, seed),
             },
             metrics=metrics,
             built_at_us=self.built_at_us,
@@ -248,19 +255,20 @@ class _Training:
             seed=self.seed,
         )
 
-    def _trees(self, inputs: Array, folds: Ints) -> tuple[Array, trees.Trees]:
+    def _trees(self, inputs: Array, y: Array, folds: Ints) -> tuple[Array, trees.Trees]:
         expected = np.zeros(len(self.y), np.float32)
         whole = FOLDS * _FEW_BOOSTERS + trees.BOOSTERS
         done = 0
         for fold in range(FOLDS):
             self.tell(0.2 + 0.5 * done / whole, f"trees, fold {fold + 1} of {FOLDS}")
             rows, held = folds != fold, folds == fold
-            forest = self._forest(inputs, rows, _FEW_BOOSTERS, lambda share: None)
+            forest = self._forest(inputs, y, rows, _FEW_BOOSTERS, lambda share: None)
             expected[held] = forest.predict(inputs[held])
             done += _FEW_BOOSTERS
         self.tell(0.2 + 0.5 * done / whole, "trees on all rows")
         forest = self._forest(
             inputs,
+            y,
             np.ones(len(self.y), np.bool_),
             trees.BOOSTERS,
             lambda share: self.tell(0.2 + 0.5 * (done + share * trees.BOOSTERS) / whole, ""),
@@ -268,11 +276,11 @@ class _Training:
         return expected, forest
 
     def _forest(
-        self, inputs: Array, rows: NDArray[np.bool_], boosters: int, on_progress: Callable[[float], None]
+        self, inputs: Array, y: Array, rows: NDArray[np.bool_], boosters: int, on_progress: Callable[[float], None]
     ) -> trees.Trees:
         return trees.fit_trees(
             inputs[rows],
-            self.y[rows],
+            y[rows],
             seed=self.seed,
             boosters=boosters,
             on_progress=on_progress,
@@ -293,6 +301,7 @@ class _Training:
         if len(self.options.experts) == 1:
             return self.options.experts[0], {}
         rest, held = np.flatnonzero(folds != 0), np.flatnonzero(folds == 0)
+        held = judged if len(judged := held[self._judged[held]]) else held
         losses: dict[int, float] = {}
         for i, k in enumerate(self.options.experts):
             self.tell(0.7 + 0.06 * i / len(self.options.experts), f"mixture of {k}, judged on a fold")
@@ -365,10 +374,11 @@ def _figures(logs: Array, y: Array, away: Array) -> dict[str, float]:
     }
 
 
-def _known_widths(logs: Array, y: Array, prompt_of: Ints, seed: int) -> list[float]:
+def _known_widths(logs: Array, y: Array, is_cut: NDArray[np.bool_], prompt_of: Ints, seed: int) -> list[float]:
     """Width of the 90% interval about a corrected median, by number of answers known, over the width without.
 
-    Replays the rows in random order with the rule of ``memory``; never wider than without a memory.
+    Replays the rows in random order with the rule of ``memory``; cut ones teach as there and are not judged. Never
+    wider than without a memory.
     """
     known: dict[int, list[float]] = {}
     scores: list[list[float]] = [[] for _ in range(_KNOWN + 1)]
@@ -377,9 +387,13 @@ def _known_widths(logs: Array, y: Array, prompt_of: Ints, seed: int) -> list[flo
         before = known.setdefault(int(prompt_of[i]), [])
         n = len(before)
         residual = float(y[i] - median[i])
-        rest = residual - (float(np.median(before)) * n / (n + SHRINK_EXACT) if n else 0.0)
-        half = float(logs[i, -1] - median[i]) if rest > 0 else float(median[i] - logs[i, 0])
-        scores[min(n, _KNOWN)].append(abs(rest) / max(half, 1e-3))
+        believed = float(np.median(before)) * n / (n + SHRINK_EXACT) if n else 0.0
+        rest = residual - believed
+        if not is_news(residual, believed, is_complete=not is_cut[i]):
+            continue
+        if not is_cut[i]:
+            half = float(logs[i, -1] - median[i]) if rest > 0 else float(median[i] - logs[i, 0])
+            scores[min(n, _KNOWN)].append(abs(rest) / max(half, 1e-3))
         before.append(min(max(residual, -REACH), REACH))
         del before[:-SIZE]
     covered = LEVELS[-1] - LEVELS[0]
