@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
 
 import structlog
 from celery import current_app
@@ -24,9 +23,9 @@ from controlplane.fleet.actions import set_pool_predictor
 from controlplane.fleet.models import Pool
 from controlplane.fleet.queries import find_pool
 from controlplane.training.dataset import Filters, count_usable
-from controlplane.training.gate import Verdict
 from controlplane.training.lease import MAX_ATTEMPTS, LeaseLost
-from controlplane.training.models import Artifact, Dataset, Evaluation, Job, JobKind, JobState, JobTrigger
+from controlplane.training.models import Artifact, Evaluation, Job, JobKind, JobState, JobTrigger
+from controlplane.training.outcome import Built, Verdict
 from controlplane.training.promotion import promote
 from router_ext.predict.versions import FEATURE_VERSION
 
@@ -135,88 +134,48 @@ def cancel_job(*, actor: Actor, job_id: str) -> Job:
 
 
 @use_case()
-def complete_baseline(
-    *,
-    actor: Actor,
-    job_id: str,
-    lease: str,
-    body: bytes,
-    metrics: Mapping[str, Any],
-    dataset: Dataset,
-) -> Artifact:
-    """Store the artifact, make it every pool's fallback and close the job, all or nothing.
+def complete_job(*, actor: Actor, job_id: str, lease: str, built: Built) -> Artifact:
+    """Store what a run brought, let it serve, and close the job, all or nothing.
+
+    A baseline becomes every pool's fallback. A mixture is stored with the gate's verdicts and promoted where it passed;
+    a pool that was deleted meanwhile is left out.
 
     Raises:
         LeaseLost: the job belongs to somebody else by now; nothing is written.
     """
-    job = _held(job_id, lease)
-    artifact = _store(job, dataset, kind=JobKind.BASELINE, body=body, metrics=metrics)
-    for pool_id in Pool.objects.order_by("id").values_list("id", flat=True):
-        set_pool_predictor(
-            actor=actor, pool_id=pool_id, artifact=artifact.id, digest=artifact.digest, kind=artifact.kind
-        )
-    _succeed(actor, job, artifact, dataset)
-    return artifact
-
-
-@use_case()
-def complete_mixture(
-    *,
-    actor: Actor,
-    job_id: str,
-    lease: str,
-    body: bytes,
-    metrics: Mapping[str, Any],
-    dataset: Dataset,
-    verdicts: Mapping[str, Verdict],
-) -> Artifact:
-    """Store the artifact with the gate's verdicts, promote it where it passed, and close the job, all or nothing.
-
-    Args:
-        verdicts: by pool id. A pool that was deleted meanwhile is left out.
-
-    Raises:
-        LeaseLost: the job belongs to somebody else by now; nothing is written.
-    """
-    job = _held(job_id, lease)
-    artifact = _store(job, dataset, kind=JobKind.MIXTURE, body=body, metrics=metrics)
-    pools = {pool.id: pool for pool in Pool.objects.filter(pk__in=list(verdicts)).order_by("id")}
-    for pool_id, pool in pools.items():
-        verdict = verdicts[pool_id]
-        Evaluation.objects.create(
-            job=job,
-            artifact=artifact,
-            pool=pool_id,
-            n_rows=verdict.n_rows,
-            contenders={name: each.as_json() for name, each in verdict.scores.items()},
-            is_passed=verdict.is_passed,
-            reason=verdict.reason,
-        )
-        if not verdict.is_passed:
-            outcome = "not promoted"
-        elif pool.length_model_artifact == artifact.id:
-            outcome = "serves already"
-        else:
-            promote(actor=actor, pool_id=pool_id, artifact_id=artifact.id, reason=verdict.reason)
-            outcome = "promoted"
-        job.log += f"{utc_now():%H:%M:%S} pool {pool.name}: {outcome}: {verdict.reason}\n"
-    _succeed(actor, job, artifact, dataset)
-    return artifact
-
-
-def _held(job_id: str, lease: str) -> Job:
     job = Job.objects.select_for_update().filter(pk=job_id, state=JobState.RUNNING, lease=lease).first()
     if job is None:
         raise LeaseLost(job_id)
-    return job
+    artifact = _store(job, built)
+    if job.kind == JobKind.MIXTURE:
+        _promote_where_passed(actor, job, artifact, built.verdicts)
+    else:
+        for pool_id in Pool.objects.order_by("id").values_list("id", flat=True):
+            set_pool_predictor(
+                actor=actor, pool_id=pool_id, artifact=artifact.id, digest=artifact.digest, kind=artifact.kind
+            )
+    now = utc_now()
+    job.state, job.finished_at, job.heartbeat_at, job.progress = JobState.SUCCEEDED, now, now, 1.0
+    job.lease, job.lease_until = "", None
+    job.dataset, job.artifact = built.dataset, artifact
+    job.save()
+    record(
+        actor=actor,
+        action="job.succeeded",
+        object_type="job",
+        object_id=job.id,
+        after={"artifact": artifact.id, "digest": artifact.digest, "rows": built.dataset.n_rows},
+    )
+    return artifact
 
 
-def _store(job: Job, dataset: Dataset, *, kind: str, body: bytes, metrics: Mapping[str, Any]) -> Artifact:
+def _store(job: Job, built: Built) -> Artifact:
     """The artifact of these bytes, which may be there already; the dataset's row is saved with it."""
-    dataset.save()
-    digest = hashlib.sha256(body).hexdigest()
+    built.dataset.save()
+    body = built.body
     artifact, is_new = Artifact.objects.get_or_create(
-        digest=digest, defaults={"kind": kind, "body": body, "n_bytes": len(body), "metrics": dict(metrics)}
+        digest=hashlib.sha256(body).hexdigest(),
+        defaults={"kind": job.kind, "body": body, "n_bytes": len(body), "metrics": dict(built.metrics)},
     )
     if artifact.body is None:
         artifact.body = body
@@ -226,19 +185,26 @@ def _store(job: Job, dataset: Dataset, *, kind: str, body: bytes, metrics: Mappi
     return artifact
 
 
-def _succeed(actor: Actor, job: Job, artifact: Artifact, dataset: Dataset) -> None:
-    now = utc_now()
-    job.state, job.finished_at, job.heartbeat_at, job.progress = JobState.SUCCEEDED, now, now, 1.0
-    job.lease, job.lease_until = "", None
-    job.dataset, job.artifact = dataset, artifact
-    job.save()
-    record(
-        actor=actor,
-        action="job.succeeded",
-        object_type="job",
-        object_id=job.id,
-        after={"artifact": artifact.id, "digest": artifact.digest, "rows": dataset.n_rows},
-    )
+def _promote_where_passed(actor: Actor, job: Job, artifact: Artifact, verdicts: Mapping[str, Verdict]) -> None:
+    for pool in Pool.objects.filter(pk__in=list(verdicts)).order_by("id"):
+        verdict = verdicts[pool.id]
+        Evaluation.objects.create(
+            job=job,
+            artifact=artifact,
+            pool=pool.id,
+            n_rows=verdict.n_rows,
+            contenders={name: each.as_json() for name, each in verdict.scores.items()},
+            is_passed=verdict.is_passed,
+            reason=verdict.reason,
+        )
+        if pool.length_model_artifact == artifact.id:
+            outcome = "serves already"
+        elif not verdict.is_passed:
+            outcome = "not promoted"
+        else:
+            promote(actor=actor, pool_id=pool.id, artifact_id=artifact.id, reason=verdict.reason)
+            outcome = "promoted"
+        job.log += f"{utc_now():%H:%M:%S} pool {pool.name}: {outcome}: {verdict.reason}\n"
 
 
 @use_case()

@@ -50,14 +50,27 @@ class DatasetSerializer(serializers.ModelSerializer[Dataset]):
         fields = ["id", "from_at", "to_at", "n_rows", "digest", "filters", "counts", "heldout_from"]
 
 
-class EvaluationSerializer(serializers.ModelSerializer[Evaluation]):
-    """The gate's verdict for one pool: figures by contender, on rows that were held out."""
+class ScoreSerializer(serializers.Serializer[Any]):
+    """Figures of one contender on the ``n`` answers it was judged by; errors in tokens."""
 
-    contenders = serializers.DictField(child=serializers.DictField(child=serializers.FloatField()))
+    n = serializers.IntegerField(required=False)
+    pinball = serializers.FloatField(help_text="Mean over the levels, of ln(1 + tokens)")
+    rank = serializers.FloatField(help_text="Spearman's rho of the medians")
+    mae = serializers.FloatField(required=False)
+    median_relative_error = serializers.FloatField(required=False)
+    coverage_80 = serializers.FloatField(required=False)
+    coverage_90 = serializers.FloatField(required=False)
+
+
+class EvaluationSerializer(serializers.ModelSerializer[Evaluation]):
+    """The gate's verdict for one pool: figures by contender, on rows that nobody had seen; none if not judged."""
+
+    is_judged = serializers.BooleanField()
+    contenders = serializers.DictField(child=ScoreSerializer())
 
     class Meta:
         model = Evaluation
-        fields = ["id", "job", "pool", "n_rows", "is_passed", "reason", "contenders", "created_at"]
+        fields = ["id", "job", "pool", "n_rows", "is_judged", "is_passed", "reason", "contenders", "created_at"]
 
 
 class ArtifactSerializer(serializers.ModelSerializer[Artifact]):

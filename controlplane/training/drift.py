@@ -10,6 +10,7 @@ Source: the retraining rule of rolling loss above 1.2 times the loss at promotio
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -25,7 +26,6 @@ from controlplane.fleet.models import Pool
 from controlplane.training.actions import is_trainable, start_job
 from controlplane.training.models import Drift, DriftState, Job, JobKind, JobTrigger
 from controlplane.training.promotion import current_promotion
-from controlplane.training.scores import pinball
 from controlplane.usage.accuracy import transform
 from router_ext.predict.baseline import LEVELS
 
@@ -85,6 +85,16 @@ def look(rows: Sequence[Told], reference: float | None) -> Look:
     elif ratio > WATCHING_RATIO or off > WATCHING_MISCALIBRATION:
         state = Drift.WATCHING
     return Look(state=state, n=len(rows), loss=loss, reference=reference, ratio=ratio, miscalibration=off, reason=said)
+
+
+def pinball(quantiles: Sequence[float], actual: int) -> float:
+    """Mean over ``LEVELS`` of the pinball loss of ln(1 + tokens), as ``usage.accuracy`` defines it.
+
+    Row by row in Python: ``predict.figures`` needs numpy, which the worker that watches does without.
+    """
+    log_actual = math.log1p(actual)
+    gaps = [log_actual - math.log1p(quantile) for quantile in quantiles]
+    return fmean(max(level * gap, (level - 1.0) * gap) for level, gap in zip(LEVELS, gaps, strict=True))
 
 
 def watch(*, now: datetime | None = None) -> dict[str, Drift]:

@@ -24,6 +24,10 @@ class LeaseLost(Exception):
     """The job was cancelled or taken over; whoever gets this stops without writing anything."""
 
 
+class NotPossible(Exception):
+    """The job cannot succeed, for a reason that is nobody's mistake; the message says it to whoever asked."""
+
+
 def take_lease(job_id: str) -> str | None:
     """Token of the lease if the job could be taken: it is queued, or its worker fell silent. None otherwise."""
     now = utc_now()

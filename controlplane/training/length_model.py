@@ -73,6 +73,8 @@ def replay(body: bytes, examples: Sequence[Example]) -> list[Sequence[float]]:
         ArtifactRefused: not a model of this program.
     """
     predictor = Predictor.load(body)
+    if not examples:
+        return []
     logs = np.concatenate(
         [
             predictor.log_quantiles(

@@ -1,6 +1,6 @@
-"""The run of a mixture job: samples in, a judged artifact out, promoted where it passed.
+"""The work of a mixture job: samples in, a judged artifact out.
 
-    take_lease -> select rows -> train -> judge per pool on the rows held out -> complete_mixture -> revision -> routers
+    select rows -> train -> judge per pool on the rows held out
 
 torch is imported here, inside the run, by the process that trains and by no other of the control plane.
 """
@@ -11,21 +11,20 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from statistics import fmean, median_low
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
-from celery.exceptions import SoftTimeLimitExceeded
-from django.conf import settings
+from django.db.models import Max
+from django.db.models.functions import Coalesce
 
-from controlplane.common.actor import system_actor
 from controlplane.common.clock import utc_now
 from controlplane.fleet.models import Pool
-from controlplane.training.actions import SPAN, complete_mixture, fail_job, min_samples
+from controlplane.training.actions import SPAN, min_samples
 from controlplane.training.dataset import Filters, Row, Selection, select
-from controlplane.training.gate import ACTIVE, CANDIDATE, Verdict, judge
 from controlplane.training.keeper import Keeper
-from controlplane.training.lease import LeaseLost, take_lease
+from controlplane.training.lease import NotPossible
 from controlplane.training.models import Artifact, Dataset, Job
+from controlplane.training.outcome import ACTIVE, CANDIDATE, Built, Verdict, not_judged
 from router_ext.errors import ArtifactRefused
 from router_ext.predict.baseline import DEFAULT_TOKENS, LEVELS
 from router_ext.predict.versions import FEATURE_VERSION
@@ -37,55 +36,21 @@ _READ, _TRAINED = 0.1, 0.9
 """Progress after reading and after training."""
 
 
-class TooFewSamples(Exception):
-    """There is not enough to learn from; the message names the number and the minimum."""
+def build(job: Job, keeper: Keeper, *, now: datetime) -> Built:
+    """A model of the job's rows, and how it was judged.
 
-
-def run(job_id: str, *, now: datetime | None = None) -> bool:
-    """Run the job if its lease can be taken; returns whether an artifact was stored."""
-    lease = take_lease(job_id)
-    if lease is None:
-        logger.info("job.not_taken", job=job_id)
-        return False
-    actor = system_actor("training")
-    try:
-        job = Job.objects.get(pk=job_id)
-        with Keeper(job_id, lease) as keeper:
-            to_at = job.to_at or now or utc_now()
-            filters = Filters(
-                from_at=job.from_at or to_at - SPAN, to_at=to_at, pools=job.pools, feature_version=FEATURE_VERSION
-            )
-            selection = _select(filters, keeper)
-            body, metrics = _train(selection, keeper)
-            verdicts = _judge(selection, body, keeper)
-        complete_mixture(
-            actor=actor,
-            job_id=job_id,
-            lease=lease,
-            body=body,
-            metrics=metrics,
-            dataset=_dataset(filters, selection),
-            verdicts=verdicts,
-        )
-    except LeaseLost:
-        logger.warning("job.lease_lost", job=job_id)
-        return False
-    except TooFewSamples as problem:
-        fail_job(actor=actor, job_id=job_id, lease=lease, error=str(problem))
-        return False
-    except SoftTimeLimitExceeded:
-        limit = settings.ENVIRONMENT.training_limit_s
-        fail_job(actor=actor, job_id=job_id, lease=lease, error=f"not done within {limit:,} s; it was ended")
-        return False
-    except MemoryError:
-        limit = settings.ENVIRONMENT.training_memory_mb
-        fail_job(actor=actor, job_id=job_id, lease=lease, error=f"needed more memory than the {limit:,} MB it may have")
-        raise
-    except Exception as error:
-        fail_job(actor=actor, job_id=job_id, lease=lease, error=f"{type(error).__name__}: {error}"[:2_000])
-        raise
-    logger.info("job.succeeded", job=job_id, rows=selection.n_rows)
-    return True
+    Raises:
+        NotPossible: there are too few samples.
+    """
+    to_at = job.to_at or now
+    filters = Filters(
+        from_at=job.from_at or to_at - SPAN, to_at=to_at, pools=job.pools, feature_version=FEATURE_VERSION
+    )
+    selection = _select(filters, keeper)
+    body, metrics = _train(selection, keeper)
+    return Built(
+        body=body, metrics=metrics, dataset=_dataset(filters, selection), verdicts=_judge(selection, body, keeper)
+    )
 
 
 def _dataset(filters: Filters, selection: Selection) -> Dataset:
@@ -112,7 +77,7 @@ def _select(filters: Filters, keeper: Keeper) -> Selection:
     found = f"{selection.n_found:,} samples of feature version {filters.feature_version}"
     if selection.n_found < min_samples():
         other = f" ({selection.n_other_version:,} of other versions)" if selection.n_other_version else ""
-        raise TooFewSamples(f"only {found}{other} from {span}; at least {min_samples():,} are needed")
+        raise NotPossible(f"only {found}{other} from {span}; at least {min_samples():,} are needed")
     keeper.tell(
         _READ,
         f"{found}, {selection.n_rows:,} taken (at most {selection.cap:,} of a tenant), "
@@ -150,19 +115,30 @@ def _train(selection: Selection, keeper: Keeper) -> tuple[bytes, dict[str, Any]]
 
 
 def _judge(selection: Selection, body: bytes, keeper: Keeper) -> dict[str, Verdict]:
-    """The gate's verdict by pool that has rows held out."""
+    """The gate's verdict by pool that has rows held out: on those that the active model has not learnt from either.
+
+    A job may have been asked for a span of the past, whose newest rows are among those that the active model knows.
+    """
     from controlplane.training import length_model
+    from controlplane.training.gate import judge
 
     keeper.tell(_TRAINED, "judging it on the rows held out")
     by_pool: dict[str, list[length_model.Example]] = defaultdict(list)
     for example in length_model.readable(selection.heldout):
         by_pool[example[0].pool].append(example)
-    active = _active_bodies(list(by_pool))
+    active = _active_models(list(by_pool))
     means = _means_of_five([*selection.train, *selection.heldout])
     medians = _medians(selection.train)
     verdicts = {}
     for pool, examples in sorted(by_pool.items()):
         keeper.check()
+        serves = active.get(pool)
+        is_contender = serves is not None and serves.body != body and _is_loadable(serves.body)
+        if serves is not None and is_contender:
+            if serves.learnt_until is None:
+                verdicts[pool] = not_judged("nobody knows which answers the active model learnt from", 0)
+                continue
+            examples = [each for each in examples if each[0].arrived_at >= serves.learnt_until]
         rows = [row for row, _ in examples]
         told: dict[str, Sequence[Sequence[float]]] = {
             CANDIDATE: length_model.replay(body, examples),
@@ -170,10 +146,8 @@ def _judge(selection: Selection, body: bytes, keeper: Keeper) -> dict[str, Verdi
             "tenant_mean5": [[means[row.event]] * len(LEVELS) for row in rows],
             "pool_median": [[medians.get(pool, DEFAULT_TOKENS)] * len(LEVELS) for row in rows],
         }
-        if pool in active:
-            served = _by_active(active[pool], examples)
-            if served is not None:
-                told[ACTIVE] = served
+        if serves is not None and is_contender:
+            told[ACTIVE] = length_model.replay(serves.body, examples)
         # The history has seen those that were cut; judged are those whose length is known.
         whole = [i for i, row in enumerate(rows) if row.is_complete]
         judged = {name: [quantiles[i] for i in whole] for name, quantiles in told.items()}
@@ -182,25 +156,39 @@ def _judge(selection: Selection, body: bytes, keeper: Keeper) -> dict[str, Verdi
     return verdicts
 
 
-def _by_active(body: bytes, examples: Sequence[tuple[Row, Any]]) -> Sequence[Sequence[float]] | None:
-    """What the active model says of the same rows; None where it cannot be loaded any more: then it serves nobody."""
-    from controlplane.training import length_model
+class _Active(NamedTuple):
+    """The trained model that serves a pool. ``learnt_until``: it has learnt from no row that arrived since; None if
+    nobody knows."""
+
+    body: bytes
+    learnt_until: datetime | None
+
+
+def _is_loadable(body: bytes) -> bool:
+    """Whether a router could load it; a model that no router can load serves nobody."""
+    from router_ext.predict.predictor import Predictor
 
     try:
-        return length_model.replay(body, examples)
+        Predictor.load(body)
     except ArtifactRefused as refusal:
         logger.warning("job.active_model_refused", reason=str(refusal))
-        return None
+        return False
+    return True
 
 
-def _active_bodies(pools: Sequence[str]) -> dict[str, bytes]:
-    """The trained model that serves each of these pools, where one does."""
+def _active_models(pools: Sequence[str]) -> dict[str, _Active]:
+    """Of each of these pools that a trained model serves."""
     digests = dict(
         Pool.objects.filter(pk__in=pools).exclude(length_model_digest="").values_list("id", "length_model_digest")
     )
-    found = Artifact.objects.filter(digest__in=digests.values(), body__isnull=False).values_list("digest", "body")
-    bodies = {digest: bytes(body) for digest, body in found if body is not None}
-    return {pool: bodies[digest] for pool, digest in digests.items() if digest in bodies}
+    learnt = Max(Coalesce("job__dataset__heldout_from", "job__dataset__to_at"))
+    found = Artifact.objects.filter(digest__in=digests.values(), body__isnull=False).annotate(learnt_until=learnt)
+    models = {
+        digest: _Active(bytes(body), learnt_until)
+        for digest, body, learnt_until in found.values_list("digest", "body", "learnt_until")
+        if body is not None
+    }
+    return {pool: models[digest] for pool, digest in digests.items() if digest in models}
 
 
 def _means_of_five(rows: Sequence[Row]) -> dict[str, float]:

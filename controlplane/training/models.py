@@ -134,7 +134,9 @@ class Job(models.Model):
 class Evaluation(models.Model):
     """The gate's verdict on one artifact for one pool, on rows held out from its training.
 
-    ``contenders``: figures (``training.scores.Score``) by name: candidate, active, fallback, tenant_mean5, pool_median.
+    ``contenders``: figures (``training.outcome.Score``) by name: candidate, active, fallback, tenant_mean5,
+    pool_median; empty where it was not judged, for want of rows that neither the candidate nor the active model has
+    seen.
     """
 
     id = models.CharField(primary_key=True, max_length=40, default=_evaluation_id, editable=False)
@@ -150,6 +152,10 @@ class Evaluation(models.Model):
     class Meta:
         constraints = [models.UniqueConstraint(fields=["job", "pool"], name="evaluation_once")]
         indexes = [models.Index(fields=["artifact", "pool"], name="evaluation_by_artifact")]
+
+    @property
+    def is_judged(self) -> bool:
+        return bool(self.contenders)
 
 
 class PromotionAction(models.TextChoices):

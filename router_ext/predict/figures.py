@@ -37,14 +37,20 @@ def figures(median: Floats, tokens: Floats) -> dict[str, float]:
 
 def interval_figures(quantiles: Floats, tokens: Floats) -> dict[str, float]:
     """Of quantiles [n, levels]: those of their medians, and of the intervals."""
-    rest = np.log1p(tokens)[:, None] - np.log1p(quantiles)
-    levels = np.array(LEVELS)
     return {
         **figures(quantiles[:, _MIDDLE], tokens),
         "coverage_80": float(inside(quantiles, tokens, 1).mean()),
         "coverage_90": float(inside(quantiles, tokens, 0).mean()),
-        "pinball": float(np.maximum(levels * rest, (levels - 1.0) * rest).mean()),
+        "pinball": float(pinball_losses(quantiles, tokens).mean()),
     }
+
+
+def pinball_losses(quantiles: Floats, tokens: Floats) -> Floats:
+    """Pinball loss of each row [n]: the mean over ``LEVELS``, of ln(1 + tokens)."""
+    rest = np.log1p(tokens)[:, None] - np.log1p(quantiles)
+    levels = np.array(LEVELS)
+    losses: Floats = np.maximum(levels * rest, (levels - 1.0) * rest).mean(axis=1)
+    return losses
 
 
 def inside(quantiles: Floats, tokens: Floats, pair: int) -> NDArray[np.bool_]:

@@ -22,8 +22,8 @@ from controlplane.fleet import queries as fleet_queries
 from controlplane.fleet.models import Pool
 from controlplane.tenants.queries import tenant_names
 from controlplane.training import actions, promotion, queries
-from controlplane.training.gate import NAMES
 from controlplane.training.models import Artifact, Evaluation, JobKind
+from controlplane.training.outcome import NAMES
 from controlplane.usage.accuracy import WIDTHS, Accuracy, accuracy, judged_tenants
 from router_ext.predict.baseline import LEVELS
 

@@ -14,7 +14,6 @@ from controlplane.training import actions, drift
 from controlplane.training.actions import start_job
 from controlplane.training.models import Artifact, Drift, DriftState, Job, Promotion
 from controlplane.training.promotion import promote, roll_back
-from controlplane.training.scores import pinball
 from controlplane.usage.ingest import decode_batch, ingest
 from tests.support.control_plane import (
     make_evaluation,
@@ -29,7 +28,7 @@ pytestmark = pytest.mark.django_db
 # Told the same to everybody, and answers that are spread exactly as told: 20 of them are calibrated at every level.
 TOLD = [10, 20, 50, 100, 200, 300, 400]
 CALIBRATED = [5, 15, 30, 40, 45, 60, 70, 80, 90, 95, 110, 120, 140, 160, 180, 220, 250, 280, 350, 500]
-LOSS = sum(pinball(TOLD, y) for y in CALIBRATED) / len(CALIBRATED)
+LOSS = sum(drift.pinball(TOLD, y) for y in CALIBRATED) / len(CALIBRATED)
 
 
 @pytest.fixture(autouse=True)

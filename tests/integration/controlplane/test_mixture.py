@@ -20,7 +20,7 @@ from controlplane.common.actor import Actor
 from controlplane.common.clock import utc_now
 from controlplane.fleet.models import Pool
 from controlplane.rollout.queries import current_body
-from controlplane.training import keeper, length_model, mixture_job
+from controlplane.training import jobs, keeper, length_model
 from controlplane.training.actions import cancel_job, start_job, wake_lapsed_jobs
 from controlplane.training.lease import take_lease
 from controlplane.training.models import Artifact, Evaluation, Job, JobState, Promotion
@@ -70,7 +70,7 @@ def test_it_learns_judges_and_promotes_where_it_is_better(committed_db: None, sy
     book(answered(ROWS, pool=pool.id, until=utc_now()))
     book(answered(30, pool=quiet.id, until=utc_now(), seed=2))
     job = start_job(actor=system, kind="mixture")
-    assert mixture_job.run(job.id) is True
+    assert jobs.run(job.id) is True
     job.refresh_from_db()
     assert (job.state, job.progress, job.error) == (JobState.SUCCEEDED, 1.0, "")
     assert job.dataset is not None
@@ -92,19 +92,58 @@ def test_it_learns_judges_and_promotes_where_it_is_better(committed_db: None, sy
         "training",
         verdicts[pool.id].contenders["candidate"]["pinball"],
     )
-    assert "promoted: not worse than any other" in job.log
-    assert "not promoted: only" in job.log
+    assert "promoted: better than all others" in job.log
+    assert "not promoted: not judged: only" in job.log
     assert "samples of feature version 1" in job.log
     # What is served has learnt what was there to learn.
     long, short = (median_of(job.artifact, f"Write {n} words about bread.") for n in (600, 20))
     assert long > 5 * short
 
-    # The same rows again: no better than what serves already, and the gate says so either way.
+    # The same rows again: no better than what serves already.
     again = start_job(actor=system, kind="mixture")
-    assert mixture_job.run(again.id) is True
+    assert jobs.run(again.id) is True
     verdict = Evaluation.objects.get(job=again, pool=pool.id)
     assert "active" in verdict.contenders
-    assert Promotion.objects.count() == 1 + verdict.is_passed
+    assert not verdict.is_passed
+    assert "no better: its pinball loss" in verdict.reason
+    assert Promotion.objects.count() == 1
+
+
+def test_the_active_model_is_not_judged_on_rows_it_has_learnt_from(committed_db: None, system: Actor) -> None:
+    """A job of the past holds out rows that the active model knows: they would flatter it."""
+    pool = make_pool(system)
+    now = utc_now()
+    book(answered(ROWS, pool=pool.id, until=now - timedelta(days=2)))
+    book(answered(ROWS, pool=pool.id, until=now, seed=2))
+    first = start_job(actor=system, kind="mixture")
+    assert jobs.run(first.id) is True
+    first.refresh_from_db()
+    assert first.artifact is not None
+    assert served(pool) == first.artifact.digest
+    past = start_job(actor=system, kind="mixture", to_at=now - timedelta(days=2))
+    assert jobs.run(past.id) is True
+    verdict = Evaluation.objects.get(job=past)
+    assert (verdict.is_passed, verdict.is_judged, verdict.n_rows) == (False, False, 0)
+    assert verdict.reason.startswith("not judged: only 0 answers of this pool are newer than what the candidate or the")
+    past.refresh_from_db()
+    assert "not promoted: not judged" in past.log
+    # The mutant that trusts any row held out judges it, and says nothing of what it knew.
+    Job.objects.filter(pk=first.id).update(dataset=past.dataset)
+    again = start_job(actor=system, kind="mixture", to_at=now - timedelta(days=2))
+    assert jobs.run(again.id) is True
+    assert Evaluation.objects.get(job=again).is_judged
+
+
+def test_a_model_nobody_knows_the_rows_of_is_not_replaced_by_itself(committed_db: None, system: Actor) -> None:
+    pool = make_pool(system)
+    book(answered(ROWS, pool=pool.id, until=utc_now()))
+    first = start_job(actor=system, kind="mixture")
+    assert jobs.run(first.id) is True
+    Job.objects.filter(pk=first.id).update(dataset=None)
+    assert jobs.run(start_job(actor=system, kind="mixture").id) is True
+    verdict = Evaluation.objects.latest("created_at")
+    assert verdict.reason == "not judged: nobody knows which answers the active model learnt from"
+    assert Promotion.objects.filter(pool=pool.id).count() == 1
 
 
 def test_one_that_learnt_nothing_is_not_promoted(committed_db: None, system: Actor) -> None:
@@ -120,7 +159,7 @@ def test_one_that_learnt_nothing_is_not_promoted(committed_db: None, system: Act
     ]
     book(turned)
     job = start_job(actor=system, kind="mixture")
-    assert mixture_job.run(job.id) is True
+    assert jobs.run(job.id) is True
     verdict = Evaluation.objects.get()
     assert not verdict.is_passed
     assert verdict.reason.startswith("worse: ")
@@ -136,7 +175,7 @@ def test_too_few_samples_fail_it_with_both_numbers(committed_db: None, system: A
     book(answered(42, pool=pool.id, until=utc_now()))
     book(answered(9, pool=pool.id, until=utc_now(), seed=2, feature_version=99))
     job = start_job(actor=system, kind="mixture")
-    assert mixture_job.run(job.id) is False
+    assert jobs.run(job.id) is False
     job.refresh_from_db()
     assert job.state == JobState.FAILED
     assert "only 42 samples of feature version 1 (9 of other versions)" in job.error
@@ -151,7 +190,7 @@ def test_it_reads_the_pools_and_the_span_it_was_asked_for(committed_db: None, sy
     book(answered(50, pool=other.id, until=now, seed=2))
     book(answered(50, pool=wanted.id, until=now - timedelta(days=4), seed=3))
     job = start_job(actor=system, kind="mixture", pools=[wanted.name], from_at=now - timedelta(days=3), to_at=now)
-    assert mixture_job.run(job.id) is True
+    assert jobs.run(job.id) is True
     job.refresh_from_db()
     assert job.dataset is not None
     assert job.dataset.counts["pools"] == {wanted.id: 520}
@@ -164,7 +203,7 @@ def test_damaged_features_are_left_out_and_counted(committed_db: None, system: A
     # Older than all others, so none of them is held out.
     book(answered(7, pool=pool.id, until=utc_now() - timedelta(days=3), seed=2, features=b"\xf1 no features at all"))
     job = start_job(actor=system, kind="mixture")
-    assert mixture_job.run(job.id) is True
+    assert jobs.run(job.id) is True
     job.refresh_from_db()
     assert job.artifact is not None
     assert job.artifact.metrics["damaged"] == 7
@@ -192,7 +231,7 @@ def test_a_cancelled_run_stops_soon_and_leaves_nothing(
         return train(examples, should_stop=stop, **given)
 
     monkeypatch.setattr(length_model, "train", cancelled_meanwhile)
-    assert mixture_job.run(job.id) is False
+    assert jobs.run(job.id) is False
     job.refresh_from_db()
     assert (job.state, len(asked)) == (JobState.CANCELLED, 1)
     assert not Artifact.objects.exists()
@@ -215,7 +254,7 @@ def test_progress_is_seen_from_elsewhere_while_it_runs(
         return replay(body, examples)
 
     monkeypatch.setattr(length_model, "replay", look)
-    assert mixture_job.run(job.id) is True
+    assert jobs.run(job.id) is True
     assert seen
     assert 0.9 <= seen[0] < 1
     job.refresh_from_db()
@@ -230,8 +269,10 @@ def test_a_foreign_artifact_in_force_is_no_contender(committed_db: None, system:
         length_model_artifact=foreign.id, length_model_digest=foreign.digest, length_model_kind="mixture"
     )
     book(answered(ROWS, pool=pool.id, until=utc_now()))
-    assert mixture_job.run(start_job(actor=system, kind="mixture").id) is True
-    assert "active" not in Evaluation.objects.get().contenders
+    assert jobs.run(start_job(actor=system, kind="mixture").id) is True
+    contenders = Evaluation.objects.get().contenders
+    assert contenders
+    assert "active" not in contenders
 
 
 # --- real worker processes ---
@@ -335,7 +376,7 @@ def test_what_ends_a_training_is_said(
 
     monkeypatch.setattr(length_model, "train", ends)
     with contextlib.suppress(MemoryError, TrainingFailed):
-        mixture_job.run(job.id)
+        jobs.run(job.id)
     assert state_of(job).state == JobState.FAILED
     assert words in job.error
     assert not Artifact.objects.exists()

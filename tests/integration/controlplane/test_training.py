@@ -23,7 +23,7 @@ from controlplane.common.clock import to_us, utc_now
 from controlplane.common.errors import Conflict
 from controlplane.fleet.models import Pool
 from controlplane.rollout.queries import current_body, current_number
-from controlplane.training import baseline_job
+from controlplane.training import baseline_job, jobs
 from controlplane.training.actions import cancel_job, start_job, wake_lapsed_jobs
 from controlplane.training.lease import MAX_ATTEMPTS, LeaseLost, heartbeat, take_lease
 from controlplane.training.models import Artifact, Job, JobState
@@ -33,6 +33,7 @@ from router_ext.wire.controlplane import ConfigSnapshot
 from tests.support.control_plane import (
     ApiClient,
     Site,
+    api_client,
     database_environment,
     make_pool,
     make_user,
@@ -55,14 +56,19 @@ def lapse(job: Job) -> None:
     Job.objects.filter(pk=job.id).update(lease_until=utc_now() - timedelta(seconds=1))
 
 
-@pytest.mark.django_db
+@pytest.fixture
+def rest(committed_db: None) -> ApiClient:
+    return api_client(make_user())
+
+
+@pytest.mark.usefixtures("committed_db")
 class TestJob:
     def test_it_learns_the_quantiles_of_the_books_and_publishes_them(self, system: Actor) -> None:
         pool = make_pool(system)
         book_answers(pool, *range(1, 101))
         job = start_job(actor=system)
         number = current_number()
-        assert baseline_job.run(job.id) is True
+        assert jobs.run(job.id) is True
         job.refresh_from_db()
         assert (job.state, job.progress, job.lease) == (JobState.SUCCEEDED, 1.0, "")
         assert job.dataset is not None
@@ -79,32 +85,31 @@ class TestJob:
 
     def test_one_page_of_rows_after_another_is_read(self, system: Actor, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(baseline_job, "_FETCH", 7)
-        monkeypatch.setattr(baseline_job, "_BEAT_EVERY", timedelta(0))
         pool = make_pool(system)
         book_answers(pool, *range(1, 51))
         job = start_job(actor=system)
-        assert baseline_job.run(job.id)
+        assert jobs.run(job.id)
         job.refresh_from_db()
         assert job.dataset is not None
         assert job.dataset.n_rows == 50
-        assert "7 rows read" in job.log
+        assert "built from 50 rows" in job.log
 
     def test_the_same_rows_give_the_same_artifact_and_no_new_revision(self, system: Actor) -> None:
         pool = make_pool(system)
         book_answers(pool, *range(1, 41))
-        assert baseline_job.run(start_job(actor=system).id)
+        assert jobs.run(start_job(actor=system).id)
         number = current_number()
-        assert baseline_job.run(start_job(actor=system).id)
+        assert jobs.run(start_job(actor=system).id)
         assert (Artifact.objects.count(), current_number()) == (1, number)
         book_answers(pool, 5)
-        assert baseline_job.run(start_job(actor=system).id)
+        assert jobs.run(start_job(actor=system).id)
         assert (Artifact.objects.count(), current_number()) == (2, number + 1)
 
-    def test_two_are_never_active(self, system: Actor, api: ApiClient) -> None:
+    def test_two_are_never_active(self, system: Actor, rest: ApiClient) -> None:
         job = start_job(actor=system)
         with pytest.raises(Conflict):
             start_job(actor=system)
-        assert api.send("POST", "/training-jobs", {}).status_code == 409
+        assert rest.send("POST", "/training-jobs", {}).status_code == 409
         with pytest.raises(IntegrityError), transaction.atomic():
             Job.objects.create(requested_by="behind the back of use cases")
         assert take_lease(job.id)
@@ -118,7 +123,7 @@ class TestJob:
         first = take_lease(job.id)
         assert first is not None
         assert take_lease(job.id) is None
-        assert baseline_job.run(job.id) is False
+        assert jobs.run(job.id) is False
         lapse(job)
         second = take_lease(job.id)
         assert second not in (None, first)
@@ -141,7 +146,7 @@ class TestJob:
             return body
 
         monkeypatch.setattr(baseline_job, "build_baseline", cancelled_meanwhile)
-        assert baseline_job.run(job.id) is False
+        assert jobs.run(job.id) is False
         job.refresh_from_db()
         assert job.state == JobState.CANCELLED
         assert not Artifact.objects.exists()
@@ -159,7 +164,7 @@ class TestJob:
             return body
 
         monkeypatch.setattr(baseline_job, "build_baseline", overtaken_meanwhile)
-        assert baseline_job.run(job.id) is False
+        assert jobs.run(job.id) is False
         job.refresh_from_db()
         assert (job.state, job.attempts) == (JobState.RUNNING, 2)
         assert not Artifact.objects.exists()
@@ -172,7 +177,7 @@ class TestJob:
 
         monkeypatch.setattr(baseline_job, "build_baseline", fails)
         with pytest.raises(ValueError, match="no good"):
-            baseline_job.run(job.id)
+            jobs.run(job.id)
         job.refresh_from_db()
         assert (job.state, job.error) == (JobState.FAILED, "ValueError: no good")
         assert AuditEntry.objects.latest("id").action == "job.failed"
@@ -190,11 +195,11 @@ class TestJob:
         assert job.state == JobState.FAILED
         assert "fell silent" in job.error
 
-    def test_it_is_shown(self, system: Actor, api: ApiClient) -> None:
+    def test_it_is_shown(self, system: Actor, rest: ApiClient) -> None:
         book_answers(make_pool(system), *range(1, 31))
-        job_id = api.send("POST", "/training-jobs", {}).json()["id"]
-        assert baseline_job.run(job_id)
-        shown = api.send("GET", f"/training-jobs/{job_id}").json()
+        job_id = rest.send("POST", "/training-jobs", {}).json()["id"]
+        assert jobs.run(job_id)
+        shown = rest.send("GET", f"/training-jobs/{job_id}").json()
         assert (shown["state"], shown["dataset"]["n_rows"], shown["progress"]) == ("succeeded", 30, 1.0)
         assert shown["artifact"]["metrics"]["keys"] == 1
 

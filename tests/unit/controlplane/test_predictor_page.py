@@ -52,7 +52,7 @@ def pool() -> Pool:
 def version(pool: Pool) -> Artifact:
     """A judged version that passed, with its dataset."""
     model = make_length_model("one", metrics={"epochs": 7, "new_prompts": {"median_relative_error": 0.25}})
-    job = make_evaluation(model, pool, reason="not worse than any other").job
+    job = make_evaluation(model, pool, reason="better than all others").job
     now = utc_now()
     counts = {"train": 1_600, "heldout": 400, "tenants": 3, "cap": 900, "capped": 12}
     job.dataset = Dataset.objects.create(
@@ -112,7 +112,7 @@ def test_accuracy_is_drawn_with_its_numbers_beside(operator: Client, pool: Pool)
 def test_a_version_is_promoted_rolled_back_and_taken_out(operator: Client, pool: Pool, version: Artifact) -> None:
     page = shown(operator)
     assert "1,600 answers, 400 held out, 3 tenants, at most 900 of one (12 left out)" in page
-    assert "not worse than any other" in page
+    assert "better than all others" in page
     assert '<td>new prompts: median relative error</td><td class="num">0.25</td>' in page
     assert "Roll back" not in page
     page = press(operator, "promote", pool=pool.id, artifact=version.id, reason="I looked at it")
