@@ -40,6 +40,11 @@ app.conf.update(
     beat_schedule_filename=str(_environment.beat_schedule_file),
     beat_schedule={
         "usage-roll-up": {"task": "controlplane.usage.tasks.roll_up", "schedule": 60.0, "options": {"expires": 55}},
+        "usage-roll-up-minutes": {
+            "task": "controlplane.usage.tasks.roll_up_minutes",
+            "schedule": 60.0,
+            "options": {"expires": 55},
+        },
         "usage-make-partitions": {"task": "controlplane.usage.tasks.make_partitions", "schedule": 3_600.0},
         "usage-forget-old-samples": {"task": "controlplane.usage.tasks.forget_old_samples", "schedule": 1_800.0},
         "training-wake-jobs": {

@@ -53,7 +53,8 @@ def start_job(
 
     Args:
         pools: those whose samples it learns from, by id, name or alias; none for all. Only a mixture can choose.
-        from_at, to_at: half-open span of arrival; the last ``SPAN`` where nothing is said. Only a mixture can choose.
+        from_at, to_at: half-open span of arrival; from ``SPAN`` ago, till now where nothing is said. Only a
+            mixture can choose.
     """
     now = utc_now()
     checks = Checks()
@@ -67,7 +68,7 @@ def start_job(
     for word, pool in found.items():
         if pool is None:
             checks.add("pools", f"no pool {word!r}")
-    begin, end = from_at or (to_at or now) - SPAN, to_at or now
+    begin, end = from_at or now - SPAN, to_at or now
     if end <= begin:
         checks.add("to_at", f"must be after from_at ({begin.isoformat()}), not {end.isoformat()}")
     if begin < now - SPAN - timedelta(days=1) or end > now + timedelta(days=1):

@@ -37,7 +37,7 @@ class NewJobSerializer(StrictSerializer):
         default=list,
         help_text="Pools whose samples a mixture learns from, by id, name or alias; all if empty",
     )
-    from_at = serializers.DateTimeField(required=False, help_text="Oldest arrival; 28 days before `to_at` by default")
+    from_at = serializers.DateTimeField(required=False, help_text="Oldest arrival; 28 days ago by default")
     to_at = serializers.DateTimeField(required=False, help_text="Arrivals before this; now by default")
 
 
@@ -320,6 +320,9 @@ class AccuracySerializer(serializers.Serializer[Any]):
     from_at = serializers.DateTimeField()
     to_at = serializers.DateTimeField()
     step_s = serializers.IntegerField()
+    as_of = serializers.DateTimeField(
+        allow_null=True, help_text="Answers booked until then are counted; computed once a minute"
+    )
     total = ContendersSerializer()
     steps = StepSerializer(many=True)
     models = serializers.DictField(
@@ -360,6 +363,7 @@ class AccuracyView(APIView):
                 "from_at": found.from_at,
                 "to_at": found.to_at,
                 "step_s": int(found.step.total_seconds()),
+                "as_of": found.as_of,
                 "total": _contenders(found.total),
                 "steps": [{"begin": begin, "predictors": _contenders(each)} for begin, each in found.steps],
                 "models": {digest: _figures("served", figures) for digest, figures in found.models.items()},
@@ -427,6 +431,7 @@ class SampleCountSerializer(serializers.Serializer[Any]):
 
 
 class SampleCountsSerializer(serializers.Serializer[Any]):
+    as_of = serializers.DateTimeField(allow_null=True, help_text="When they were counted; once a minute")
     pools = SampleCountSerializer(many=True)
 
 
@@ -435,4 +440,5 @@ class SamplesView(APIView):
 
     @extend_schema(operation_id="predictor_samples", responses={200: SampleCountsSerializer, **PROBLEMS})
     def get(self, request: Any) -> Response:
-        return Response(SampleCountsSerializer({"pools": queries.sample_counts(actor=request.actor)}).data)
+        counts = queries.sample_counts(actor=request.actor)
+        return Response(SampleCountsSerializer({"as_of": queries.samples_as_of(), "pools": counts}).data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from django.db import connection
 from django.db.models import BooleanField, Case, Prefetch, QuerySet, Value, When
@@ -13,6 +14,8 @@ from controlplane.common.clock import utc_now
 from controlplane.fleet.models import Pool
 from controlplane.training.actions import SPAN, min_samples
 from controlplane.training.models import Artifact, DriftState, Evaluation, Job, JobKind, Promotion
+from controlplane.usage.models import RolledUp
+from controlplane.usage.partitions import SAMPLES
 from router_ext.predict.versions import FEATURE_VERSION
 
 
@@ -62,7 +65,10 @@ def drift_states(*, actor: Actor) -> QuerySet[DriftState]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleCount:
-    """Samples of one pool that training could read, and what was dropped of late. ``needed``: over all pools."""
+    """Samples of one pool that training could read, and what was dropped of late, as counted last.
+
+    ``needed``: over all pools.
+    """
 
     pool: str
     usable: int
@@ -72,10 +78,10 @@ class SampleCount:
 
 
 _SAMPLES_SQL = """
-    SELECT pool, sum(usable)::bigint, sum(other)::bigint, sum(dropped)::bigint FROM (
-        SELECT pool, count(*) FILTER (WHERE feature_version = %(version)s) AS usable,
-               count(*) FILTER (WHERE feature_version <> %(version)s) AS other, 0 AS dropped
-        FROM predictor_sample WHERE arrived_at >= %(from)s GROUP BY pool
+    SELECT pool, coalesce(sum(usable), 0)::bigint, coalesce(sum(other), 0)::bigint, sum(dropped)::bigint FROM (
+        SELECT pool, sum(n) FILTER (WHERE feature_version = %(version)s) AS usable,
+               sum(n) FILTER (WHERE feature_version <> %(version)s) AS other, 0 AS dropped
+        FROM predictor_sample_day WHERE day >= %(from)s GROUP BY pool
         UNION ALL
         SELECT pool, 0, 0, sum(n) FROM predictor_dropped WHERE at >= %(from)s GROUP BY pool
     ) AS parts GROUP BY pool
@@ -83,7 +89,7 @@ _SAMPLES_SQL = """
 
 
 def sample_counts(*, actor: Actor) -> Sequence[SampleCount]:
-    """Samples by pool, for every pool there is. Reads the index of the kept days."""
+    """Samples by pool, for every pool there is: one row a day, pool and version is read."""
     actor.require(Scope.READ)
     with connection.cursor() as cursor:
         cursor.execute(_SAMPLES_SQL, {"version": FEATURE_VERSION, "from": utc_now() - SPAN})
@@ -99,6 +105,11 @@ def sample_counts(*, actor: Actor) -> Sequence[SampleCount]:
         )
         for pool in Pool.objects.order_by("name").values_list("id", flat=True)
     ]
+
+
+def samples_as_of() -> datetime | None:
+    """When samples were counted last."""
+    return RolledUp.objects.filter(pk=SAMPLES).values_list("at", flat=True).first()
 
 
 def artifact_body(digest: str) -> bytes | None:

@@ -20,6 +20,13 @@ tenants and models can be added up.
 
 A figure depends on its own hour's rows, and on those before it through the two running baselines; an event that comes
 late changes the figures of its own hour only.
+
+Readers see rollups only, so a page costs the same whatever the traffic (``usage.rollup`` makes them):
+
+    predictor_hour      hours that have ended, exact
+    predictor_minute    minutes of the hours since, made again once a minute where events came; whoever shows them says
+                        as of when. An answer that comes late leaves the running means of other minutes as they were,
+                        until the whole hour is computed at its end.
 """
 
 from __future__ import annotations
@@ -37,11 +44,14 @@ from django.db import connection
 from controlplane.common.actor import Actor, Scope
 from controlplane.common.errors import Invalid
 from controlplane.common.validation import without_nul
-from controlplane.usage.models import AccuracyHour
+from controlplane.usage.models import AccuracyHour, AccuracyMinute, PoolMedian, RolledUp
 from controlplane.usage.partitions import PREDICTIONS, oldest_day
 from router_ext.predict.baseline import DEFAULT_TOKENS, LEVELS
 
 PREDICTORS = ("served", "fallback", "tenant_mean5", "pool_median")
+ACCURACY = "accuracy"
+"""Name of the line that says as of when (``RolledUp``)."""
+HOUR = timedelta(hours=1)
 MAX_SPAN = timedelta(days=92)
 N_BINS = len(LEVELS) + 1
 WIDTHS = tuple(b - a for a, b in itertools.pairwise((0.0, *LEVELS, 1.0)))
@@ -65,28 +75,26 @@ _BINS = ", ".join(
 )
 _BIN_SUMS = ", ".join(f"sum(bin{i})" for i in range(N_BINS))
 _COLUMNS = (
-    "hour", "pool", "tenant", "length_model", "predictor", "n", "n_cut", "n_model", "n_memory", "n_fallen_back",
+    "pool", "tenant", "length_model", "predictor", "n", "n_cut", "n_model", "n_memory", "n_fallen_back",
     "tokens", "abs_error", "pinball", "covered_80", "covered_90", "pit", "ratio_buckets", "ratio_counts",
 )  # fmt: skip
 _LIST = ", ".join(_COLUMNS)
 
-ACCURACY_SQL = f"""
+_MEDIANS_SQL = """
+    SELECT pool, percentile_disc(0.5) WITHIN GROUP (ORDER BY output_tokens) AS median FROM usage_prediction
+    WHERE arrived_at >= %(hour)s - interval '1 day' AND arrived_at < %(hour)s AND is_complete GROUP BY pool
+"""
+_KEPT_MEDIANS_SQL = "SELECT pool, median FROM predictor_median WHERE hour = %(hour)s"
+_FIGURES_SQL = f"""
     WITH told AS (
-        SELECT date_trunc('hour', arrived_at, 'UTC') AS hour, pool, tenant, length_model, source, fallback_reason,
+        SELECT pool, tenant, length_model, source, fallback_reason,
                arrived_at, event, output_tokens, is_complete, quantiles,
                coalesce(fallback, array_fill({DEFAULT_TOKENS}, ARRAY[{len(LEVELS)}])) AS fallback,
                ln(1.0::float8 + output_tokens) AS log_actual
         FROM usage_prediction
         WHERE arrived_at >= %(from)s AND arrived_at < %(to)s AND quantiles IS NOT NULL
-          AND (%(pool)s = '' OR pool = %(pool)s) AND (%(tenant)s = '' OR tenant = %(tenant)s)
-    ), medians AS (
-        SELECT pool, percentile_disc(0.5) WITHIN GROUP (ORDER BY output_tokens) AS median
-        FROM usage_prediction
-        WHERE arrived_at >= %(from)s - interval '1 day' AND arrived_at < %(from)s AND is_complete
-          AND (%(pool)s = '' OR pool = %(pool)s)
-        GROUP BY pool
-    ), ends AS (
-        -- Of each tenant: what ended in this hour, and the five before. By index, so old partitions cost nothing much.
+    ), medians AS ({{medians}}), ends AS (
+        -- Of each tenant: what ended in this time, and the five before. By index, so old partitions cost nothing much.
         SELECT who.pool, who.tenant, ended.ended_at AS at, ended.event, ended.output_tokens
         FROM (SELECT DISTINCT pool, tenant FROM told) AS who
         CROSS JOIN LATERAL (
@@ -123,7 +131,7 @@ ACCURACY_SQL = f"""
             ('pool_median', array_fill(coalesce(median, {DEFAULT_TOKENS})::float8, ARRAY[{len(LEVELS)}]))
         ) AS said(predictor, q)
     ), judged AS (
-        SELECT hour, pool, tenant, length_model, predictor, source, fallback_reason, output_tokens, is_complete, edges,
+        SELECT pool, tenant, length_model, predictor, source, fallback_reason, output_tokens, is_complete, edges,
                {_BELOW} AS lowest, {_NOT_ABOVE} AS highest, abs(q[4] - output_tokens) AS error,
                ({_LOSS}) / {len(LEVELS)} AS loss,
                output_tokens BETWEEN q[2] AND q[6] AS is_in_80, output_tokens BETWEEN q[1] AND q[7] AS is_in_90,
@@ -132,7 +140,7 @@ ACCURACY_SQL = f"""
                END AS bucket
         FROM named
     ), by_bucket AS (
-        SELECT hour, pool, coalesce(tenant, '') AS tenant, length_model, predictor, bucket,
+        SELECT pool, coalesce(tenant, '') AS tenant, length_model, predictor, bucket,
                count(*) FILTER (WHERE is_complete) AS n, count(*) FILTER (WHERE NOT is_complete) AS n_cut,
                count(*) FILTER (WHERE is_complete AND source = 'model') AS n_model,
                count(*) FILTER (WHERE is_complete AND source = 'memory') AS n_memory,
@@ -142,17 +150,19 @@ ACCURACY_SQL = f"""
                coalesce(sum(loss) FILTER (WHERE is_complete), 0) AS pinball,
                count(*) FILTER (WHERE is_complete AND is_in_80) AS covered_80,
                count(*) FILTER (WHERE is_complete AND is_in_90) AS covered_90, {_BINS}
-        FROM judged GROUP BY hour, pool, length_model, predictor, bucket, GROUPING SETS ((tenant), ())
+        FROM judged GROUP BY pool, length_model, predictor, bucket, GROUPING SETS ((tenant), ())
     )
-    SELECT hour, pool, tenant, length_model, predictor, sum(n)::bigint, sum(n_cut)::bigint, sum(n_model)::bigint,
+    SELECT %(from)s, pool, tenant, length_model, predictor, sum(n)::bigint, sum(n_cut)::bigint, sum(n_model)::bigint,
            sum(n_memory)::bigint, sum(n_fallen_back)::bigint, sum(tokens)::bigint, sum(abs_error), sum(pinball),
            sum(covered_80)::bigint, sum(covered_90)::bigint, ARRAY[{_BIN_SUMS}],
            coalesce(array_agg(bucket ORDER BY bucket) FILTER (WHERE bucket IS NOT NULL), '{{}}'),
            coalesce(array_agg(n ORDER BY bucket) FILTER (WHERE bucket IS NOT NULL), '{{}}')
-    FROM by_bucket GROUP BY hour, pool, tenant, length_model, predictor
+    FROM by_bucket GROUP BY pool, tenant, length_model, predictor
 """
-"""Rows of ``predictor_hour``; parameters ``from``, ``to`` (one hour), ``pool`` and ``tenant`` ('' for all). Every pool
-has a row of the tenant '' as well, which is all of them."""
+_HOUR_SQL = f"INSERT INTO predictor_hour (hour, {_LIST}) {_FIGURES_SQL.replace('{medians}', _MEDIANS_SQL)}"
+_MINUTE_SQL = f"INSERT INTO predictor_minute (minute, {_LIST}) {_FIGURES_SQL.replace('{medians}', _KEPT_MEDIANS_SQL)}"
+"""Parameters ``hour``, and ``from`` and ``to``: that hour, or a minute of it. Every pool has a row of the tenant '' as
+well, which is all of them."""
 
 
 def roll_up_accuracy(hour: datetime) -> None:
@@ -162,12 +172,28 @@ def roll_up_accuracy(hour: datetime) -> None:
     """
     if hour < _kept_from():
         return
+    end = hour + HOUR
     AccuracyHour.objects.filter(hour=hour).delete()
+    AccuracyMinute.objects.filter(minute__gte=hour, minute__lt=end).delete()
+    PoolMedian.objects.filter(hour=hour).delete()
     with connection.cursor() as cursor:
-        cursor.execute(
-            f"INSERT INTO predictor_hour ({_LIST}) {ACCURACY_SQL}",
-            {"from": hour, "to": hour + timedelta(hours=1), "pool": "", "tenant": ""},
-        )
+        cursor.execute(_HOUR_SQL, {"from": hour, "to": end, "hour": hour})
+
+
+def roll_up_minute(minute: datetime) -> None:
+    """Replace the figures of one minute of an hour that is not rolled up yet, in the caller's transaction.
+
+    Cost: some 60 us per prediction, and of every hour's first minute the median of a day.
+    """
+    hour = minute.replace(minute=0)
+    AccuracyMinute.objects.filter(minute=minute).delete()
+    with connection.cursor() as cursor:
+        if not PoolMedian.objects.filter(hour=hour).exists():
+            cursor.execute(
+                f"INSERT INTO predictor_median (hour, pool, median) SELECT %(hour)s, * FROM ({_MEDIANS_SQL}) AS found",
+                {"hour": hour},
+            )
+        cursor.execute(_MINUTE_SQL, {"from": minute, "to": minute + timedelta(minutes=1), "hour": hour})
 
 
 def _kept_from() -> datetime:
@@ -253,7 +279,8 @@ class Accuracy:
     """Figures of one pool, and of one tenant of it if ``tenant`` is not empty.
 
     ``total`` by predictor; ``steps``: the same by begin of each step of ``step``, those without answers left out;
-    ``models``: of what served, by digest of the length model ('' for none).
+    ``models``: of what served, by digest of the length model ('' for none). ``as_of``: up to when answers were looked
+    at, None before the first time.
     """
 
     pool: str
@@ -264,28 +291,22 @@ class Accuracy:
     total: Mapping[str, Figures]
     steps: Sequence[tuple[datetime, Mapping[str, Figures]]]
     models: Mapping[str, Figures]
+    as_of: datetime | None
 
 
-# As the usage report: rolled-up hours from their rows, touched ones from the predictions, in one state of the database.
 _READ_SQL = f"""
-    WITH touched AS MATERIALIZED (
-        SELECT DISTINCT hour FROM usage_touched_hour WHERE hour >= greatest(%(from)s, %(kept)s) AND hour < %(to)s
-    )
-    SELECT {_LIST} FROM predictor_hour
-    WHERE hour >= %(from)s AND hour < %(to)s AND hour NOT IN (SELECT hour FROM touched)
-      AND pool = %(pool)s AND tenant = %(tenant)s
+    SELECT hour, {_LIST} FROM predictor_hour
+    WHERE hour >= %(from)s AND hour < %(to)s AND pool = %(pool)s AND tenant = %(tenant)s
     UNION ALL
-    SELECT tail.* FROM touched CROSS JOIN LATERAL (
-        {ACCURACY_SQL.replace("%(from)s", "touched.hour").replace("%(to)s", "touched.hour + interval '1 hour'")}
-    ) AS tail({_LIST})
-    WHERE tail.tenant = %(tenant)s
+    SELECT date_trunc('hour', minute, 'UTC'), {_LIST} FROM predictor_minute
+    WHERE minute >= %(from)s AND minute < %(to)s AND pool = %(pool)s AND tenant = %(tenant)s
 """
 
 
 def accuracy(*, actor: Actor, pool: str, from_at: datetime, to_at: datetime, tenant: str = "") -> Accuracy:
-    """Figures of a pool over a span, whole hours.
+    """Figures of a pool over a span, whole hours, as they were rolled up last.
 
-    Cost: one statement; reads the hours' rows, and the predictions of hours not yet rolled up.
+    Cost: two statements; reads the rows of the hours, and of the minutes since.
 
     Raises:
         Invalid: the span is empty or longer than ``MAX_SPAN``.
@@ -315,25 +336,35 @@ def accuracy(*, actor: Actor, pool: str, from_at: datetime, to_at: datetime, ten
         total=total,
         steps=sorted(steps.items()),
         models=dict(models),
+        as_of=RolledUp.objects.filter(pk=ACCURACY).values_list("at", flat=True).first(),
     )
 
 
 MAX_TENANTS = 500
+# From one name to the next by index: a month of a pool has a million rows, and DISTINCT would read them all.
 _TENANTS_SQL = """
-    SELECT DISTINCT tenant FROM predictor_hour WHERE pool = %(pool)s AND hour >= %(from)s AND tenant <> ''
-    UNION
-    SELECT DISTINCT tenant FROM usage_prediction WHERE pool = %(pool)s AND arrived_at >= %(latest)s
-    ORDER BY tenant LIMIT %(limit)s
+    WITH RECURSIVE names AS (
+        (SELECT tenant FROM {table} WHERE pool = %(pool)s AND tenant > '' ORDER BY tenant LIMIT 1)
+        UNION ALL
+        SELECT (SELECT tenant FROM {table} WHERE pool = %(pool)s AND tenant > names.tenant ORDER BY tenant LIMIT 1)
+        FROM names WHERE names.tenant IS NOT NULL
+    )
+    SELECT tenant FROM names WHERE tenant IS NOT NULL AND EXISTS (
+        SELECT 1 FROM {table} AS rows WHERE rows.pool = %(pool)s AND rows.tenant = names.tenant AND {time} >= %(from)s
+    ) LIMIT %(limit)s
 """
+_ALL_TENANTS_SQL = " UNION ".join(
+    f"({_TENANTS_SQL.format(table=table, time=time)})"
+    for table, time in (("predictor_hour", "hour"), ("predictor_minute", "minute"))
+)
 
 
-def judged_tenants(*, actor: Actor, pool: str, from_at: datetime, now: datetime) -> list[str]:
+def judged_tenants(*, actor: Actor, pool: str, from_at: datetime) -> list[str]:
     """Ids of tenants of whom there are figures since ``from_at``, ``MAX_TENANTS`` at most."""
     actor.require(Scope.READ)
-    latest = now - timedelta(hours=2)  # hours younger than this may not be rolled up yet
     with connection.cursor() as cursor:
-        cursor.execute(_TENANTS_SQL, {"pool": pool, "from": from_at, "latest": latest, "limit": MAX_TENANTS})
-        return [tenant for (tenant,) in cursor.fetchall()]
+        cursor.execute(_ALL_TENANTS_SQL, {"pool": pool, "from": from_at, "limit": MAX_TENANTS})
+        return sorted(tenant for (tenant,) in cursor.fetchall())[:MAX_TENANTS]
 
 
 def _step(span: timedelta) -> timedelta:
@@ -347,9 +378,9 @@ def _step(span: timedelta) -> timedelta:
 def _read(pool: str, tenant: str, from_at: datetime, to_at: datetime) -> Iterable[tuple[datetime, str, str, Figures]]:
     names = {"pool": without_nul(pool), "tenant": without_nul(tenant)}
     with connection.cursor() as cursor:
-        cursor.execute(_READ_SQL, {"from": from_at, "to": to_at, "kept": _kept_from(), **names})
-        for row in cursor.fetchall():
-            yield row[0], row[3], row[4], _figures(row[5:])
+        cursor.execute(_READ_SQL, {"from": from_at, "to": to_at, **names})
+        for hour, _, _, length_model, predictor, *values in cursor.fetchall():
+            yield hour, length_model, predictor, _figures(values)
 
 
 def _figures(values: Sequence[Any]) -> Figures:

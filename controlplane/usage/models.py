@@ -108,14 +108,13 @@ class UsageHour(models.Model):
         ]
 
 
-class AccuracyHour(models.Model):
-    """Figures of one UTC hour of arrival, one predictor and one length model (``usage.accuracy``).
+class AccuracySums(models.Model):
+    """Figures of one stretch of time of arrival, one predictor and one length model (``usage.accuracy``).
 
     ``tenant`` empty: the pool as a whole. Sums run over ``n`` answers; the others were cut (``n_cut``). ``pit``: a
     histogram of 8 bins. ``ratio_buckets`` and ``ratio_counts``: a sparse one of ln(median / actual).
     """
 
-    hour = models.DateTimeField()
     pool = models.TextField()
     tenant = models.TextField()
     length_model = models.TextField()
@@ -135,6 +134,15 @@ class AccuracyHour(models.Model):
     ratio_counts = ArrayField(models.BigIntegerField())
 
     class Meta:
+        abstract = True
+
+
+class AccuracyHour(AccuracySums):
+    """Of one UTC hour that has ended."""
+
+    hour = models.DateTimeField()
+
+    class Meta:
         db_table = "predictor_hour"
         constraints = [
             models.UniqueConstraint(
@@ -142,6 +150,67 @@ class AccuracyHour(models.Model):
             )
         ]
         indexes = [models.Index(fields=["hour"], name="predictor_hour_by_hour")]
+
+
+class AccuracyMinute(AccuracySums):
+    """Of one minute of an hour that is not rolled up yet; gone once it is."""
+
+    minute = models.DateTimeField()
+
+    class Meta:
+        db_table = "predictor_minute"
+        constraints = [
+            models.UniqueConstraint(
+                fields=["pool", "tenant", "minute", "length_model", "predictor"], name="predictor_minute_once"
+            )
+        ]
+        indexes = [models.Index(fields=["minute"], name="predictor_minute_by_minute")]
+
+
+class TouchedMinute(models.Model):
+    """A mark that predictions of ``minute`` were booked after it was rolled up; as ``TouchedHour``."""
+
+    minute = models.DateTimeField(db_index=True)
+
+    class Meta:
+        db_table = "predictor_touched_minute"
+
+
+class PoolMedian(models.Model):
+    """The median of a pool's answers of the 24 hours before ``hour``, kept while that hour is not rolled up."""
+
+    hour = models.DateTimeField()
+    pool = models.TextField()
+    median = models.BigIntegerField()
+
+    class Meta:
+        db_table = "predictor_median"
+        constraints = [models.UniqueConstraint(fields=["hour", "pool"], name="predictor_median_once")]
+
+
+class SampleDay(models.Model):
+    """How many samples of one UTC day, pool and feature version there were when they were counted last."""
+
+    day = models.DateField()
+    pool = models.TextField()
+    feature_version = models.IntegerField()
+    n = models.BigIntegerField()
+
+    class Meta:
+        db_table = "predictor_sample_day"
+        constraints = [
+            models.UniqueConstraint(fields=["day", "pool", "feature_version"], name="predictor_sample_day_once")
+        ]
+
+
+class RolledUp(models.Model):
+    """As of when what is shown was computed: ``accuracy`` of the running hour, ``samples`` of today."""
+
+    what = models.CharField(primary_key=True, max_length=20)
+    at = models.DateTimeField()
+
+    class Meta:
+        db_table = "predictor_rolled_up"
 
 
 class TouchedHour(models.Model):

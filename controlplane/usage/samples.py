@@ -12,15 +12,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
-from datetime import datetime, timedelta
+from collections.abc import Iterable, Sequence
+from datetime import UTC, date, datetime, time, timedelta
 from typing import Any
 
 import structlog
 from django.db import connection, transaction
 
 from controlplane.common.clock import from_us, utc_now
-from controlplane.usage.models import AccuracyHour, DroppedSample
+from controlplane.usage.models import AccuracyHour, DroppedSample, RolledUp, SampleDay
 from controlplane.usage.partitions import KEPT_DAYS, PREDICTIONS, SAMPLES, drop_old_days, ensure_days, oldest_day
 from router_ext.predict.baseline import LEVELS, MAX_TOKENS, is_complete
 from router_ext.wire.controlplane import PredictionRecord, UsageEvent
@@ -103,6 +103,10 @@ def keep(events: Sequence[UsageEvent], *, unreadable: Sequence[UsageEvent] = (),
                     copy.set_types(types)
                     for row in rows:
                         copy.write_row(row)
+        if predictions:
+            # One row per minute and batch, as the marks of hours: appending waits for nobody.
+            minutes = sorted({row[0].replace(second=0, microsecond=0) for row in predictions})
+            cursor.execute("INSERT INTO predictor_touched_minute (minute) SELECT unnest(%s::timestamptz[])", [minutes])
     if dropped:
         now = utc_now()
         clean = router.replace("\0", "\\0")[:100]
@@ -192,10 +196,37 @@ def thin_samples(*, now: datetime | None = None) -> int:
     return n_deleted
 
 
+def count_samples(days: Iterable[date], *, now: datetime | None = None) -> None:
+    """Count the samples of these days for those who show how many there are.
+
+    Cost: one look into the index of each day.
+    """
+    for day in sorted(set(days)):
+        start = datetime.combine(day, time(), UTC)
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute("DELETE FROM predictor_sample_day WHERE day = %s", [day])
+            cursor.execute(
+                "INSERT INTO predictor_sample_day (day, pool, feature_version, n) "
+                "SELECT %s, pool, feature_version, count(*) FROM predictor_sample "
+                "WHERE arrived_at >= %s AND arrived_at < %s GROUP BY pool, feature_version ON CONFLICT DO NOTHING",
+                [day, start, start + timedelta(days=1)],
+            )
+    RolledUp.objects.update_or_create(what=SAMPLES, defaults={"at": now or utc_now()})
+
+
+def count_recent_samples(*, now: datetime | None = None) -> None:
+    """Of today and yesterday, where nearly all new ones are; the others with every clean-up."""
+    today = (now or utc_now()).date()
+    count_samples((today - timedelta(days=1), today), now=now)
+
+
 def forget_old(*, now: datetime | None = None) -> None:
     """The regular clean-up: days past their time, samples above their number, old counts of what was dropped."""
     drop_old_days(now=now)
     n_thinned = thin_samples(now=now)
+    today = (now or utc_now()).date()
+    SampleDay.objects.filter(day__lt=oldest_day(SAMPLES, now=now)).delete()
+    count_samples((today - timedelta(days=back) for back in range(-1, KEPT_DAYS[SAMPLES] + 1)), now=now)
     DroppedSample.objects.filter(at__lt=(now or utc_now()) - timedelta(days=28)).delete()
     AccuracyHour.objects.filter(hour__lt=(now or utc_now()) - timedelta(days=ACCURACY_DAYS)).delete()
     if n_thinned:

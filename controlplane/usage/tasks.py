@@ -3,13 +3,20 @@ from __future__ import annotations
 from celery import shared_task
 
 from controlplane.usage.partitions import ensure_ahead
-from controlplane.usage.rollup import roll_up_finished
-from controlplane.usage.samples import forget_old
+from controlplane.usage.rollup import roll_up_finished, roll_up_running
+from controlplane.usage.samples import count_recent_samples, forget_old
 
 
 @shared_task
 def roll_up() -> None:
     roll_up_finished()
+
+
+@shared_task
+def roll_up_minutes() -> None:
+    """What the Predictor page shows of the running hour."""
+    roll_up_running()
+    count_recent_samples()
 
 
 @shared_task

@@ -32,6 +32,8 @@ from controlplane.tenants.models import Group, Tenant
 from controlplane.tiers.actions import create_tier
 from controlplane.tiers.models import Tier
 from controlplane.training.models import Artifact, Evaluation, Job, JobState
+from controlplane.usage.rollup import roll_up_finished, roll_up_running
+from controlplane.usage.samples import count_recent_samples
 from router_ext.ops.embedded import free_port
 from router_ext.wire.controlplane import PredictionRecord, UsageBatch, UsageEvent
 
@@ -97,6 +99,13 @@ def make_evaluation(artifact: Artifact, pool: Pool, *, is_passed: bool = True, *
     contenders = {"candidate": {"pinball": 0.25, "rank": 0.7}, "fallback": {"pinball": 0.3, "rank": 0.2}}
     given = {"n_rows": 500, "contenders": contenders, "reason": "said so", "is_passed": is_passed}
     return Evaluation.objects.create(job=job, artifact=artifact, pool=pool.id, **{**given, **fields})
+
+
+def roll_up() -> None:
+    """What the schedule does once a minute: pages and REST show what was rolled up."""
+    roll_up_finished()
+    roll_up_running()
+    count_recent_samples()
 
 
 def predicted_event(**fields: Any) -> UsageEvent:

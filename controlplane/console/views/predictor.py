@@ -70,13 +70,14 @@ def index(request: HttpRequest) -> HttpResponseBase:
     names = tenant_names()
     wanted = request.GET.get("tenant", "")
     tenant = wanted if wanted in names else ""
-    judged = {*judged_tenants(actor=actor, pool=pool.id, from_at=from_at, now=now), *filter(None, [tenant])}
+    judged = {*judged_tenants(actor=actor, pool=pool.id, from_at=from_at), *filter(None, [tenant])}
     tenants = sorted(((each, names.get(each, each)) for each in judged), key=lambda pair: (pair[1], pair[0]))
     found = accuracy(actor=actor, pool=pool.id, tenant=tenant, from_at=from_at, to_at=now)
     states = {state.pool: state for state in queries.drift_states(actor=actor)}
     context = {
         "form": ChoiceForm(pools=pools, tenants=tenants, pool=pool.id, tenant=tenant, days=days),
         "pool": pool,
+        "as_of": found.as_of,
         "served": found.total["served"],
         "others": [(label, found.total[name]) for name, label in SERIES],
         "plots": _plots(found),
@@ -126,6 +127,7 @@ def _samples(actor: Actor, pools: Sequence[Pool]) -> dict[str, Any]:
     counts = queries.sample_counts(actor=actor)
     usable, needed = sum(c.usable for c in counts), actions.min_samples()
     return {
+        "samples_as_of": queries.samples_as_of(),
         "samples": [(names.get(c.pool, c.pool), c) for c in counts],
         "usable": usable,
         "needed": needed,

@@ -10,15 +10,16 @@ from statistics import fmean, median, median_low
 from typing import Any
 
 import pytest
+from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from controlplane.common.actor import Actor
 from controlplane.common.clock import from_us, to_us, utc_now
 from controlplane.common.errors import Invalid
-from controlplane.usage.accuracy import WIDTHS, Accuracy, Figures, accuracy
+from controlplane.usage.accuracy import WIDTHS, Accuracy, Figures, accuracy, judged_tenants
 from controlplane.usage.ingest import decode_batch, ingest
-from controlplane.usage.models import AccuracyHour, TouchedHour
-from controlplane.usage.rollup import roll_up_finished, roll_up_hour
+from controlplane.usage.models import AccuracyHour, AccuracyMinute, PoolMedian, TouchedHour, TouchedMinute
+from controlplane.usage.rollup import roll_up_finished, roll_up_hour, roll_up_running
 from router_ext.wire.controlplane import PredictionRecord, UsageEvent
 from tests.support.control_plane import usage_body, usage_event
 
@@ -27,6 +28,9 @@ pytestmark = pytest.mark.django_db
 LEVELS = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
 HOUR = timedelta(hours=1)
 BASE = utc_now().replace(minute=0, second=0, microsecond=0) - timedelta(days=2)
+
+RUNNING = BASE + timedelta(minutes=59)
+"""An instant at which neither of the two hours from ``BASE`` is rolled up as a whole."""
 
 
 def told(actual: int, *, at: datetime, quantiles: Sequence[int] | None, **fields: Any) -> UsageEvent:
@@ -130,11 +134,16 @@ def check(found: Accuracy, events: Sequence[UsageEvent], chosen: Sequence[UsageE
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-@pytest.mark.parametrize("is_rolled_up", [True, False])
-def test_the_figures_are_those_of_the_definition(system: Actor, seed: int, is_rolled_up: bool) -> None:
+@pytest.mark.parametrize("is_running", [False, True])
+def test_the_figures_are_those_of_the_definition(system: Actor, seed: int, is_running: bool) -> None:
+    """By hour once it has ended, and by minute before."""
     events = traffic(seed)
     book(*events)
-    if is_rolled_up:
+    if is_running:
+        assert roll_up_running(now=RUNNING) > 60
+        assert not TouchedMinute.objects.exists()
+        assert not AccuracyHour.objects.exists()
+    else:
         assert roll_up_finished() >= 2
         assert not TouchedHour.objects.exists()
     for pool in ("p", "q"):
@@ -158,14 +167,59 @@ def test_the_figures_are_those_of_the_definition(system: Actor, seed: int, is_ro
             }
 
 
+def test_the_running_hour_is_computed_where_events_came_and_replaced_at_its_end(system: Actor) -> None:
+    events = traffic(4)
+    span = {"from_at": BASE, "to_at": BASE + 2 * HOUR}
+    book(*events[:100])
+    assert accuracy(actor=system, pool="p", **span).as_of is None
+    assert roll_up_running(now=RUNNING) > 60
+    found = accuracy(actor=system, pool="p", **span)
+    assert found.as_of == RUNNING
+    check(found, events[:100], [e for e in events[:100] if e.pool == "p"])
+    # Readers see what was rolled up, whatever is booked meanwhile.
+    book(*events[100:])
+    assert accuracy(actor=system, pool="p", **span).total["served"].n == found.total["served"].n
+    touched = {from_us(e.arrived_at_us).replace(second=0, microsecond=0) for e in events[100:]}
+    assert roll_up_running(now=RUNNING + timedelta(minutes=1)) == len(touched)
+    assert roll_up_running(now=RUNNING + timedelta(minutes=2)) == 0
+    served = accuracy(actor=system, pool="p", **span).total["served"]
+    mine = [e for e in events if e.pool == "p" and e.prediction and e.prediction.quantiles]
+    assert served.n + served.n_cut == len(mine)
+    # The hour itself is exact, running means included, and nothing is counted twice.
+    assert roll_up_finished() >= 2
+    assert not AccuracyMinute.objects.exists()
+    assert not PoolMedian.objects.exists()
+    check(accuracy(actor=system, pool="p", **span), events, [e for e in events if e.pool == "p"])
+
+
+def test_minutes_of_hours_that_ended_are_left_to_their_hour(system: Actor) -> None:
+    book(*traffic(4))
+    assert roll_up_running() == 0
+    assert not TouchedMinute.objects.exists()
+    assert not AccuracyMinute.objects.exists()
+
+
+def test_what_a_page_reads_does_not_grow_with_the_traffic(system: Actor) -> None:
+    """Two statements, neither of which may touch the predictions themselves."""
+    book(*traffic(4))
+    roll_up_running(now=RUNNING)
+    with CaptureQueriesContext(connection) as caught:
+        accuracy(actor=system, pool="p", from_at=BASE, to_at=BASE + 2 * HOUR)
+        assert judged_tenants(actor=system, pool="p", from_at=BASE) == ["x", "y", "z"]
+        assert judged_tenants(actor=system, pool="p", from_at=BASE + 3 * HOUR) == []
+    statements = [each["sql"] for each in caught.captured_queries]
+    assert len(statements) == 4, statements
+    assert not any("usage_prediction" in sql or "usage_event" in sql for sql in statements)
+
+
 def test_a_late_event_changes_its_hour_and_rolling_up_again_changes_nothing(system: Actor) -> None:
     events = traffic(4)
     book(*events[:100])
     roll_up_finished()
     book(*events[100:])
     span = {"from_at": BASE, "to_at": BASE + 2 * HOUR}
-    check(accuracy(actor=system, pool="p", **span), events, [e for e in events if e.pool == "p"])
     roll_up_finished()
+    check(accuracy(actor=system, pool="p", **span), events, [e for e in events if e.pool == "p"])
     for hour in (BASE, BASE + HOUR):
         roll_up_hour(hour)
         roll_up_hour(hour)
@@ -189,6 +243,7 @@ def test_figures_of_steps_add_up_to_the_total(system: Actor) -> None:
 def test_a_perfect_predictor_is_calibrated_though_answers_meet_its_quantiles(system: Actor) -> None:
     """Every answer is one token long and was told so: no error, full coverage, a flat transform."""
     book(*(told(1, at=BASE, quantiles=[1] * 7) for _ in range(40)))
+    roll_up_finished()
     found = accuracy(actor=system, pool="pool_a", from_at=BASE, to_at=BASE + HOUR).total["served"]
     assert (found.mae, found.pinball, found.coverage_80, found.coverage_90) == (0, 0, 1, 1)
     assert found.median_relative_error == 0
@@ -216,9 +271,9 @@ def test_a_span_it_cannot_show_is_refused(system: Actor, span: tuple[datetime, d
         accuracy(actor=system, pool="p", from_at=span[0], to_at=span[1])
 
 
-def test_a_read_is_one_query_and_nothing_known_is_nothing(system: Actor, django_assert_num_queries: Any) -> None:
+def test_a_read_is_two_queries_and_nothing_known_is_nothing(system: Actor, django_assert_num_queries: Any) -> None:
     book(*traffic(7))
-    with django_assert_num_queries(1) as queries:
+    with django_assert_num_queries(2) as queries:
         found = accuracy(actor=system, pool="nobody", from_at=BASE, to_at=datetime.now(UTC))
     assert isinstance(queries, CaptureQueriesContext)
     empty = found.total["served"]

@@ -18,6 +18,7 @@ from tests.support.control_plane import (
     make_length_model,
     make_pool,
     predicted_event,
+    roll_up,
     usage_body,
 )
 
@@ -84,7 +85,9 @@ def test_accuracy_is_the_figures_of_the_books(api: ApiClient, system: Actor) -> 
         for i, tenant in enumerate(("ten_a", "ten_a", "ten_b"))
     ]
     ingest(decode_batch(usage_body(*events)))
+    roll_up()
     found = api.send("GET", "/predictor/accuracy?pool=short").json()
+    assert found["as_of"] is not None
     served = found["total"]["served"]
     assert (served["n"], served["mae"], served["coverage_80"], served["n_model"]) == (3, 50, 1, 3)
     assert found["total"]["fallback"]["mae"] == 110
@@ -159,7 +162,10 @@ def test_samples_and_drift_by_pool(api: ApiClient, system: Actor) -> None:
     events = [predicted_event(pool=pool.id) for _ in range(3)]
     events += [predicted_event(pool=pool.id, feature_version=99), predicted_event(pool=pool.id, features=b"")]
     ingest(decode_batch(usage_body(*events)))
-    counts = {each["pool"]: each for each in api.send("GET", "/predictor/samples").json()["pools"]}
+    roll_up()
+    found = api.send("GET", "/predictor/samples").json()
+    assert found["as_of"] is not None
+    counts = {each["pool"]: each for each in found["pools"]}
     assert counts[pool.id] == {"pool": pool.id, "usable": 3, "other_version": 1, "dropped": 1, "needed": 2_000}
     assert counts[other.id]["usable"] == 0
     assert api.send("GET", "/predictor/drift").json() == {"pools": []}

@@ -30,6 +30,7 @@ from tests.support.control_plane import (
     make_length_model,
     make_tenant,
     predicted_event,
+    roll_up,
     signed_in,
     usage_body,
 )
@@ -82,8 +83,10 @@ def test_without_a_pool_it_says_what_to_do(operator: Client) -> None:
 
 def test_without_anything_it_says_what_is_missing(operator: Client, pool: Pool) -> None:
     ingest(decode_batch(usage_body(*(predicted_event(pool=pool.id) for _ in range(3)))))
+    roll_up()
     page = shown(operator)
-    assert "3 of 2,000 samples" in page
+    assert "3 of 2,000 samples as of " in page
+    assert "Answers booked until <time datetime=" in page
     assert "No version yet" in page
     assert "the empirical quantiles serve" in page
     assert "Nothing to judge yet" in shown(operator, "?days=1&tenant=" + make_tenant(SYSTEM).id)
@@ -98,6 +101,7 @@ def test_accuracy_is_drawn_with_its_numbers_beside(operator: Client, pool: Pool)
         for each in (tenant.id, "ten_other")
     ]
     ingest(decode_batch(usage_body(*events)))
+    roll_up()
     page = shown(operator)
     assert page.count("<svg") == 6
     assert page.count('role="img" aria-label="') == 6
@@ -217,6 +221,7 @@ def test_more_to_show_takes_no_more_queries(operator: Client, pool: Pool, versio
             make_evaluation(model, each)
             promote(actor=SYSTEM, pool_id=each.id, artifact_id=model.id, reason="better")
         ingest(decode_batch(usage_body(predicted_event(pool=pool.id))))
+        roll_up()
         watch()
 
     add(1)
