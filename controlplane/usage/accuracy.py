@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, time, timedelta
@@ -223,14 +223,15 @@ class Figures:
     covered_80: int = 0
     covered_90: int = 0
     pit: list[float] = field(default_factory=lambda: [0.0] * N_BINS)
-    ratios: Counter[int] = field(default_factory=Counter)
+    ratios: dict[int, int] = field(default_factory=dict)
 
     def __iadd__(self, other: Figures) -> Figures:
         for name in ("n", "n_cut", "n_model", "n_memory", "n_fallen_back", "tokens", "abs_error", "loss",
                      "covered_80", "covered_90"):  # fmt: skip
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.pit = [a + b for a, b in zip(self.pit, other.pit, strict=True)]
-        self.ratios.update(other.ratios)
+        for bucket, n in other.ratios.items():
+            self.ratios[bucket] = self.ratios.get(bucket, 0) + n
         return self
 
     @property
@@ -318,11 +319,18 @@ def accuracy(*, actor: Actor, pool: str, from_at: datetime, to_at: datetime, ten
         raise Invalid({"to": f"at most {MAX_SPAN.days} days after from, not {(to_at - from_at).days}"})
     first = from_at.replace(minute=0, second=0, microsecond=0)
     step = _step(to_at - first)
+    # Each row is added once, into its cell; what is shown are sums of cells, of which there are few.
+    cells: dict[tuple[datetime, str, str], Figures] = {}
+    for hour, length_model, predictor, figures in _read(pool, tenant, first, to_at):
+        cell = (first + (hour - first) // step * step, length_model, predictor)
+        if cell in cells:
+            cells[cell] += figures
+        else:
+            cells[cell] = figures
     total: dict[str, Figures] = {name: Figures() for name in PREDICTORS}
     steps: dict[datetime, dict[str, Figures]] = defaultdict(lambda: {name: Figures() for name in PREDICTORS})
     models: dict[str, Figures] = defaultdict(Figures)
-    for hour, length_model, predictor, figures in _read(pool, tenant, first, to_at):
-        begin = first + (hour - first) // step * step
+    for (begin, length_model, predictor), figures in cells.items():
         total[predictor] += figures
         steps[begin][predictor] += figures
         if predictor == "served":
@@ -386,5 +394,5 @@ def _read(pool: str, tenant: str, from_at: datetime, to_at: datetime) -> Iterabl
 def _figures(values: Sequence[Any]) -> Figures:
     *sums, pit, buckets, counts = values
     figures = Figures(*sums)
-    figures.pit, figures.ratios = list(pit), Counter(dict(zip(buckets, counts, strict=True)))
+    figures.pit, figures.ratios = list(pit), dict(zip(buckets, counts, strict=True))
     return figures
