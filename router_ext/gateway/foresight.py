@@ -364,4 +364,7 @@ def _question(
         is_greedy=request.is_greedy,
         has_stop=bool(request.stop),
         base=None if fallback.source == "default" else fallback.values,
+        top_k=parameters.get("top_k"),
+        typical_p=parameters.get("typical_p"),
+        repetition_penalty=parameters.get("repetition_penalty"),
     )

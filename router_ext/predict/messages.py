@@ -37,6 +37,7 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
     Attributes:
         prompt: as the client sent it, bounded (``predict.prompts``): a text, or the turns of a chat as (role, text).
         model: name of the pool, as in the books. max_new_tokens: 0 if the client stated none.
+        top_k, typical_p, repetition_penalty: None where the client stated none.
         base: empirical quantiles of the same instant, None if too few answers are known.
     """
 
@@ -53,6 +54,9 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
     is_greedy: bool
     has_stop: bool
     base: tuple[int, ...] | None = None
+    top_k: int | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended"):

@@ -73,7 +73,9 @@ class Plain:
                 quantiles=ABSURD.get(self.kind, PLAIN),
                 source="model",
                 runaway=2.0 if self.kind == "certain" else 0.01,
-                features=f"{len(question.prompt)} {len(self.seen)} {os.getpid()}".encode(),
+                features=" ".join(
+                    map(str, (len(question.prompt), len(self.seen), os.getpid(), question.top_k, question.typical_p))
+                ).encode(),
                 feature_version=1,
                 model=self.models.get(question.pool),
             )

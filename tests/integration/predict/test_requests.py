@@ -121,6 +121,14 @@ async def test_a_model_s_answer_is_what_the_scheduler_and_the_books_are_told(tmp
         assert "fairlane_prediction_seconds_count 1.0" in page
 
 
+async def test_the_worker_is_told_how_a_request_is_sampled(tmp_path: Path) -> None:
+    async with foretold(tmp_path) as told:
+        for more, stated in (({}, b"None None"), ({"top_k": 7, "typical_p": 0.5}, b"7 0.5")):
+            record = await told.prediction(body={**BODY, "parameters": {**BODY["parameters"], **more}})
+            assert record.features is not None
+            assert record.features.endswith(stated)
+
+
 async def test_the_scheduler_expects_by_the_distribution(tmp_path: Path) -> None:
     async with foretold(tmp_path) as told:
         digest = await told.promote()
