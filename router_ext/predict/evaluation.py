@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from router_ext.predict import grouping, reference
+from router_ext.predict import grouping, model_file, reference
 from router_ext.predict.answers import Answer, Samples
 from router_ext.predict.features import RequestFacts, Signatures, Signer, extract
 from router_ext.predict.figures import coverage_by, figures, inside, interval_figures, runaway_figures
@@ -27,6 +27,7 @@ from router_ext.predict.memory import Memory
 from router_ext.predict.messages import Ask, Ended
 from router_ext.predict.parts import RUNAWAY_TOKENS
 from router_ext.predict.predictor import Predictor, Request
+from router_ext.predict.seen import TENSOR, seen
 from router_ext.predict.service import LengthService
 from router_ext.predict.training import Options, Trained, train
 from router_ext.predict.trees import is_available
@@ -98,6 +99,7 @@ def evaluate(
             "test_rows": len(test_rows),
             "test_prompts": len({answer.text for answer in test_rows}),
             "test_prompts_seen_in_training": len({a.text for a in test_rows} & {a.text for a in train_rows}),
+            "seen_by_model": judge.seen(artifact),
             "seed": seed,
         },
         "training": metrics,
@@ -167,6 +169,14 @@ class _Judge:
             correction=correction,
             n_answers=n_answers,
         )
+
+    def seen(self, artifact: bytes) -> dict[str, int] | None:
+        """How many prompts the model was trained on, of how many that can be told; None: its file does not say."""
+        known = model_file.unpack(artifact)[1].get(TENSOR)
+        if known is None:
+            return None
+        found, of = seen(known, {a.text: self.samples.of(a).features for a in self.rows}.values())
+        return {"prompts": found, "of": of}
 
     def predict(self, predictor: Predictor, requests: Sequence[Request]) -> _Cold:
         found = [

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from router_ext.errors import ArtifactRefused
-from router_ext.predict import conformal, model_file
+from router_ext.predict import conformal, model_file, probes
 from router_ext.predict.baseline import LEVELS, MAX_TOKENS
 from router_ext.predict.basis import Basis
 from router_ext.predict.features import DENSE, Features, RequestFacts, extract
@@ -106,7 +106,8 @@ class Predictor:
         """A predictor from a file's bytes. Takes some 0.1 s: call it in a worker thread.
 
         Raises:
-            ArtifactRefused: damaged, foreign, of another version, too large, or with parts that do not fit together.
+            ArtifactRefused: damaged, foreign, of another version, too large, with parts that do not fit together, or
+                with other answers to questions than it gave when it was trained (``probes``).
         """
         header, tensors = model_file.unpack(data)
         try:
@@ -114,6 +115,8 @@ class Predictor:
             with np.errstate(all="ignore"):
                 predictor = cls(header, tensors)
                 told = predictor.log_quantiles([blank, blank], [header.models[0], ""])
+                if probes.SETTING in header.settings:  # not in files of before there were any
+                    probes.check(predictor.log_quantiles, header.models, header.settings[probes.SETTING])
         except (KeyError, IndexError, ValueError, TypeError, AttributeError, OverflowError) as error:
             raise ArtifactRefused(f"parts that do not fit together: {type(error).__name__}: {error}") from error
         if not all(np.isfinite(numbers).all() for numbers in told):

@@ -23,17 +23,19 @@ import torch
 from numpy.typing import NDArray
 
 from router_ext.errors import TrainingFailed
-from router_ext.predict import conformal, grouping, model_file, trees
+from router_ext.predict import conformal, grouping, model_file, probes, trees
 from router_ext.predict.baseline import LEVELS
 from router_ext.predict.basis import Batch, fit_basis
 from router_ext.predict.censoring import MIN_WHOLE, lengthened
-from router_ext.predict.features import N_FACTS, Features
+from router_ext.predict.features import Features
 from router_ext.predict.forward import forward
 from router_ext.predict.kernel import fit_kernel
 from router_ext.predict.memory import SHRINK_EXACT, SIZE
 from router_ext.predict.mixture import Cancelled, Rows, fit_mixture, tensors
 from router_ext.predict.parts import RUNAWAY_TOKENS, blend, fit_scaling
+from router_ext.predict.predictor import Predictor
 from router_ext.predict.residuals import REACH, is_news
+from router_ext.predict.seen import TENSOR, prompt_key, sketch
 
 __all__ = ("Cancelled", "Options", "Sample", "Trained", "train")
 
@@ -49,6 +51,10 @@ _SHARES = (0.0, 0.25, 0.4, 0.5, 0.6, 0.75, 1.0)
 """Candidates for the weight of the trees in the median."""
 _KNOWN = 8
 """Answers to one prompt from which its interval does not get narrower."""
+
+
+_PROVED, _FAR = 500, 1.5
+"""Rows by which the file is proved before anybody has it, and how much worse than new prompts they may be: chance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,20 +229,41 @@ class _Training:
             parts["trees"] = forest.tensors()
         for prefix, of in parts.items():
             blob.update({f"{prefix}.{name}": tensor for name, tensor in of.items()})
-        artifact = model_file.pack(
-            blob,
-            models=self.names,
-            settings={
-                "mixtures": [float(_MIXTURES)],
-                "tree_share": [share],
-                "memory_widths": _known_widths(widened, self.y, self.is_cut, self.prompt_of, seed),
-            },
-            metrics=metrics,
-            built_at_us=self.built_at_us,
-        )
+        blob[TENSOR] = sketch(self.prompts)
+        settings = {
+            "mixtures": [float(_MIXTURES)],
+            "tree_share": [share],
+            "memory_widths": _known_widths(widened, self.y, self.is_cut, self.prompt_of, seed),
+        }
+
+        def pack() -> bytes:
+            return model_file.pack(
+                blob, models=self.names, settings=settings, metrics=metrics, built_at_us=self.built_at_us
+            )
+
+        served = Predictor.load(pack())
+        self._prove(served, metrics["new_prompts"]["pinball"])
+        settings[probes.SETTING] = probes.told(served.log_quantiles, self.names)
+        artifact = pack()
         seconds = round(time.perf_counter() - started, 1)
         self.tell(1.0, f"done in {seconds:g} s")
         return Trained(artifact=artifact, metrics={**metrics, "seconds": seconds})
+
+    def _prove(self, served: Predictor, pinball_of_new: float) -> None:
+        """That what a router will load knows its own training rows at least as well as new prompts were known.
+
+        Raises:
+            TrainingFailed: it does not.
+        """
+        rows = np.flatnonzero(self._judged)
+        rows = rows[:: max(1, len(rows) // _PROVED)]
+        told = [self.samples[i] for i in rows.tolist()]
+        logs, _ = served.log_quantiles([one.features for one in told], [one.model for one in told])
+        found = pinball(logs, self.y[rows])
+        if not found <= _FAR * pinball_of_new:
+            raise TrainingFailed(
+                f"the file's own pinball loss is {found:.3f}, that of the parts on new prompts {pinball_of_new:.3f}"
+            )
 
     def _served(self, weights: Array, batch: Batch) -> Array:
         """Weights of the whole vector; zeros where the kernel was left out."""
@@ -330,7 +357,7 @@ def _distinct(features: Sequence[Features]) -> tuple[list[Features], Ints]:
     prompts: list[Features] = []
     of = []
     for one in features:
-        key = one.dense[N_FACTS:].tobytes() + one.ids.tobytes() + one.counts.tobytes()
+        key = prompt_key(one)
         if key not in place:
             place[key] = len(prompts)
             prompts.append(one)

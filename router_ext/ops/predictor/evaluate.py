@@ -114,6 +114,7 @@ def _print(found: Mapping[str, Any]) -> None:
         table.add_row(name, *(_number(column, of.get(column)) for column in _COLUMNS))
     console.print(table)
     console.print(_LEGEND, style="dim")
+    console.print(_held_out(found))
     model, stream, runaway = found["model"], found["stream"], found["runaway"]
     if "mae_over_boosting" in model:
         console.print(f"MAE over boosting's: {model['mae_over_boosting']:.4f}")
@@ -139,6 +140,17 @@ def _print(found: Mapping[str, Any]) -> None:
             f"models not trained on: MAE {cold['mae']:.1f} cold, {later['mae']:.1f} with histories; "
             f"90% covers {cold['coverage_90']:.3f} and {later['coverage_90']:.3f}"
         )
+
+
+def _held_out(found: Mapping[str, Any]) -> str:
+    """Whether the figures are of prompts that were new to the model."""
+    told = [of["data"]["seen_by_model"] for of in found.get("splits", [found])]
+    if None in told:
+        return "unknown whether these are held out: the model's file does not say what it was trained on"
+    known, of = (sum(one[name] for one in told) for name in ("prompts", "of"))
+    if known:
+        return f"NOT held out: the model was trained on {known:,} of {of:,} prompts"
+    return f"held out: the model was trained on none of {of:,} prompts"
 
 
 def _number(column: str, value: float | None) -> str:

@@ -157,8 +157,11 @@ def test_the_commands_train_judge_and_show(tmp_path: Path, capfd: pytest.Capture
     assert {"global_median", "model_median", "tenant_last5_mean", "empirical_quantiles"} <= set(found["baselines"])
     assert found["model"]["mae"] < found["baselines"]["global_median"]["mae"]
     assert found["data"]["test_prompts_seen_in_training"] == n_prompts
+    assert found["data"]["seen_by_model"] == {"prompts": n_prompts, "of": n_prompts}
     assert cli.main(["predictor", "evaluate", "--test", str(FOLDER), "--model", str(file)]) == 0
-    assert "prediction: p50" in capfd.readouterr().out
+    printed = capfd.readouterr().out
+    assert "prediction: p50" in printed
+    assert f"NOT held out: the model was trained on {n_prompts} of {n_prompts} prompts" in printed
 
 
 @pytest.mark.parametrize(

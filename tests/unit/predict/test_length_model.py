@@ -15,7 +15,7 @@ import torch
 from support.lengths import ASKS, MODELS, QUICK, prompt, samples, trained
 
 from router_ext.errors import ArtifactRefused, TrainingFailed
-from router_ext.predict import conformal, model_file, training, trees
+from router_ext.predict import conformal, kernel, model_file, probes, seen, training, trees
 from router_ext.predict.baseline import LEVELS, MAX_TOKENS
 from router_ext.predict.features import DENSE, Features, RequestFacts, extract
 from router_ext.predict.forward import forward
@@ -362,6 +362,73 @@ def test_parts_that_do_not_fit_together_are_refused(
 ) -> None:
     with pytest.raises(ArtifactRefused):
         Predictor.load(repacked(change))
+
+
+@pytest.mark.parametrize("is_mutant", [False, True])
+@pytest.mark.parametrize(
+    ("name", "factor"),
+    [("kernel.level", -50.0), ("mixture0.experts.bias", 40.0), ("basis.projection", 3.0), ("conformal.factors", 0.5)],
+)
+def test_finite_weights_that_are_not_those_of_the_training_are_refused(
+    name: str, factor: float, is_mutant: bool
+) -> None:
+    """The digest fits. The mutant's file holds no questions with known answers."""
+
+    def damage(fields: dict[str, Any], blob: model_file.Tensors) -> None:
+        changed = blob[name] * np.array(factor, blob[name].dtype)
+        blob[name] = changed if changed.any() else np.full_like(changed, factor)
+        if is_mutant:
+            del fields["settings"][probes.SETTING]
+
+    if is_mutant:
+        assert Predictor.load(repacked(damage)).models
+    else:
+        with pytest.raises(ArtifactRefused, match="not those of its training"):
+            Predictor.load(repacked(damage))
+
+
+@pytest.mark.parametrize("answers", [[], [0.0]])
+def test_questions_without_their_answers_are_refused(answers: list[float]) -> None:
+    with pytest.raises(ArtifactRefused):
+        Predictor.load(repacked(lambda fields, blob: fields["settings"].update({probes.SETTING: answers})))
+
+
+def test_a_file_that_knows_its_training_rows_worse_than_new_prompts_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def spoiled(vectors: Any, prompt_of: Any, *others: Any, **more: Any) -> kernel.Kernel:
+        found = kernel.fit_kernel(vectors, prompt_of, *others, **more)
+        is_final = len(prompt_of) == len(few)
+        return kernel.Kernel(level=found.level + np.float32(2.0 * is_final), weights=found.weights)
+
+    few = samples(80, seed=3)
+    monkeypatch.setattr(training, "fit_kernel", spoiled)
+    with pytest.raises(TrainingFailed, match="own pinball loss"):
+        train(few, seed=1, built_at_us=1, options=QUICK)
+
+
+# --- what it was trained on ---------------------------------------------------------------------------------------
+
+
+def test_a_model_knows_which_prompts_it_was_trained_on() -> None:
+    _, blob = model_file.unpack(trained().artifact)
+    own, fresh = ({one.features.pack(): one.features for one in samples(240, seed=s)}.values() for s in (7, 99))
+    assert seen.seen(blob[seen.TENSOR], own) == (240, 240)
+    assert seen.seen(blob[seen.TENSOR], fresh) == (0, 240)
+
+
+def test_other_sampling_of_a_prompt_is_the_same_prompt() -> None:
+    one, other = (extract("Why?", facts) for facts in (FACTS, RequestFacts(is_greedy=True)))
+    assert seen.seen(seen.sketch([one]), [other]) == (1, 1)
+
+
+def test_a_sketch_is_bounded_and_still_a_fair_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seen, "MAX_HASHES", 100)
+    prompts = [extract(f"Prompt {i}", FACTS) for i in range(600)]
+    known = seen.sketch(prompts[:400])
+    assert len(known) == 100
+    found, of = seen.seen(known, prompts[200:])
+    assert 50 < of < 150
+    assert 0.3 < found / of < 0.7
+    assert seen.seen(known, prompts[:400]) == (100, 100)
 
 
 # --- trees --------------------------------------------------------------------------------------------------------

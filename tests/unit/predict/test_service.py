@@ -9,8 +9,8 @@ import pytest
 from support.lengths import trained
 
 from router_ext.errors import ArtifactRefused
-from router_ext.predict import model_file
-from router_ext.predict.features import DENSE, Features
+from router_ext.predict import model_file, probes
+from router_ext.predict.features import DENSE, Features, RequestFacts, extract
 from router_ext.predict.messages import Answer, Ask, Ended, plausible
 from router_ext.predict.service import LengthService
 
@@ -139,12 +139,13 @@ def test_a_question_that_trips_a_defect_is_named_and_the_others_are_answered(ser
 
 
 def test_numbers_that_overflow_are_said_to_be_none_and_teach_nothing(service: LengthService) -> None:
-    """Weights that let a blank prompt pass, so the model loads, and overflow on words."""
+    """Weights that overflow on words, from a file without questions that would have told."""
     header, tensors = model_file.unpack(trained().artifact)
     weights = tensors["mixture0.first.weight"].copy()
     weights[:, len(DENSE) : len(DENSE) + len(tensors["scaling.word_scale"])] = 3e38
     tensors["mixture0.first.weight"] = weights
-    data = model_file.pack(tensors, models=header.models, settings=header.settings, metrics={}, built_at_us=1)
+    settings = {name: numbers for name, numbers in header.settings.items() if name != probes.SETTING}
+    data = model_file.pack(tensors, models=header.models, settings=settings, metrics={}, built_at_us=1)
     service.assign("plain", "d2", service.load(data))
     with np.errstate(all="ignore"):
         found = answer(service, ask(1))
@@ -181,3 +182,14 @@ def test_what_is_learned_holds_no_text(service: LengthService) -> None:
 def test_a_file_that_is_no_model_is_refused(service: LengthService) -> None:
     with pytest.raises(ArtifactRefused):
         service.load(b"model")
+
+
+def test_all_that_a_request_states_of_sampling_is_a_feature() -> None:
+    stated: dict[str, object] = {"top_k": 40, "typical_p": 0.9, "repetition_penalty": 1.2}
+    facts = RequestFacts(
+        max_new_tokens=4_096, temperature=0.7, top_p=1.0, top_k=40, typical_p=0.9, repetition_penalty=1.2
+    )
+    assert answer(LengthService(), ask(1, **stated)).features == extract(TEXT, facts).pack()
+    for field in stated:
+        other = answer(LengthService(), ask(1, **{**stated, field: None})).features
+        assert other != extract(TEXT, facts).pack()
