@@ -99,6 +99,7 @@ class App:
             "/generate_stream": generate,
             "/v1/chat/completions": generate,
             "/v1/completions": generate,
+            "/v1/responses": generate,
             "/tokenize": {"POST": self._tokenize},
             "/info": {"GET": self._info},
             "/v1/models": {"GET": self._models},
@@ -176,7 +177,7 @@ class App:
             limits = await engine.model.known_limits(identity.tenant)
             generation = decode_body(body, limits)
             foresight = router.predictions.ask(engine, identity, generation)
-            measured = await measure(engine, identity.tenant, generation, body, limits)
+            measured = await measure(engine, identity.tenant, generation, limits)
             await foresight.settled()
         if request.exchange.is_gone:
             return None

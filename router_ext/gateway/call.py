@@ -12,7 +12,7 @@ memory-mapped words before the bytes they count are handed to the connection.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from router_ext.core.ids import RequestId
@@ -20,7 +20,7 @@ from router_ext.errors import FairlaneError
 from router_ext.gateway.auth import Identity
 from router_ext.gateway.encoders import Encoder
 from router_ext.gateway.generation import GenerationRequest
-from router_ext.gateway.refusals import error_response, stream_error
+from router_ext.gateway.refusals import error_response
 from router_ext.gateway.streams import Client, Response
 from router_ext.sync.inflight import (
     FIRST_DISPATCH_US,
@@ -72,6 +72,7 @@ class Call:
         dispatched_s, upstream_s (first answer of a backend), first_token_s, last_token_s: likewise, None before.
         characters: of all prompts, a chat's after templating.
         foresight: what was predicted of it.
+        write_failure: an error inside the stream, in its dialect; set before its first byte.
         output_tokens: tokens handed to the client's connection. prompt_tokens: of all prompts.
     """
 
@@ -106,6 +107,7 @@ class Call:
         "tier",
         "upstream_s",
         "validated_s",
+        "write_failure",
     )
 
     def __init__(
@@ -141,6 +143,7 @@ class Call:
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
         self.encoder: Encoder | None = None
+        self.write_failure: Callable[[FairlaneError], bytes] | None = None
         self.output_tokens = 0
         self.prompt_tokens = prompt_tokens
         self.predicted_tokens = predicted_tokens
@@ -271,12 +274,12 @@ class Call:
         """End with an error in the client's dialect: with its real status if nothing was sent, in-band otherwise."""
         if self._is_ended:
             return
-        dialect = self.request.dialect
         self._stop_generations()
         self._end(outcome, error.code)
         client = self.client
         if client.has_begun:
-            client.write(stream_error(error, dialect))
+            assert self.write_failure is not None
+            client.write(self.write_failure(error))
             client.finish()
         else:
             client.answer(self._refusal(error))

@@ -16,13 +16,16 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import orjson
 
+from router_ext.errors import FairlaneError
 from router_ext.gateway.generation import Completion, Dialect, GenerationRequest
+from router_ext.gateway.refusals import stream_error
 from router_ext.wire.headers import Headers, Timings, body_headers, stream_headers
 from router_ext.wire.openai import (
     DONE,
@@ -31,6 +34,15 @@ from router_ext.wire.openai import (
     chat_body,
     completion_body,
     logprob_item,
+)
+from router_ext.wire.responses import (
+    Item,
+    ResponseEvents,
+    message_item,
+    response_logprob,
+    response_object,
+    response_status,
+    response_usage,
 )
 from router_ext.wire.tgi import StreamEvent, Token
 
@@ -78,6 +90,10 @@ class Encoder(Protocol):
         """After the last generation: rest of the stream, or the whole body."""
         ...
 
+    def failed(self, error: FairlaneError) -> bytes:
+        """An error inside a stream; nothing follows."""
+        ...
+
 
 def encoder_for(request: GenerationRequest, context: AnswerContext) -> Encoder:
     """The encoder of a request that is not passed through."""
@@ -86,15 +102,27 @@ def encoder_for(request: GenerationRequest, context: AnswerContext) -> Encoder:
             return ChatStream(request, context) if request.is_stream else ChatBody(request, context)
         case Dialect.COMPLETIONS:
             return CompletionStream(request, context) if request.is_stream else CompletionBody(request, context)
+        case Dialect.RESPONSES:
+            return ResponseStream(request, context) if request.is_stream else ResponseBody(request, context)
         case _:
             return GenerateStream(request, context) if request.is_stream else GenerateBody(request, context)
 
 
-def model_name(request: GenerationRequest, context: AnswerContext) -> str:
-    """What ``model`` says in an answer: the client's own name for it, or the backend's."""
+def model_name(request: GenerationRequest, model_id: str) -> str:
+    """What ``model`` says in an answer: the client's own name for it, or the backend's ``model_id``."""
     if request.model is None or request.model in DEFAULT_MODEL_NAMES:
-        return context.model_id
+        return model_id
     return request.model
+
+
+def response_frame(request: GenerationRequest, model_id: str, created: int) -> Item:
+    """What a response object says of its request and its making."""
+    return {"created_at": created, "model": model_name(request, model_id), **request.echo}
+
+
+def new_response_key() -> str:
+    """Of which the ids of one response are made."""
+    return secrets.token_hex(24)
 
 
 class _Streaming:
@@ -108,6 +136,9 @@ class _Streaming:
 
     def headers(self, timings: Timings | None = None) -> Headers:
         return stream_headers(self._context.compute_type, self._context.compute_characters)
+
+    def failed(self, error: FairlaneError) -> bytes:
+        return stream_error(error, self._request.dialect)
 
     def _count(self, completion: Completion) -> None:
         self.output_tokens += completion.output_tokens
@@ -148,6 +179,9 @@ class _Whole:
         self.tokens(events)
         self._count(completion)
         self._completion = completion
+        return b""
+
+    def failed(self, error: FairlaneError) -> bytes:
         return b""
 
 
@@ -277,7 +311,7 @@ class ChatStream(_Streaming):
     def __init__(self, request: GenerationRequest, context: AnswerContext) -> None:
         super().__init__(request, context)
         self._chunks = ChatChunks(
-            model=model_name(request, context),
+            model=model_name(request, context.model_id),
             system_fingerprint=context.system_fingerprint,
             created=context.created,
             with_logprobs=request.wants_logprobs,
@@ -309,7 +343,7 @@ class ChatBody(_Whole):
         completion = self._completion
         assert completion is not None
         return chat_body(
-            model=model_name(self._request, self._context),
+            model=model_name(self._request, self._context.model_id),
             system_fingerprint=self._context.system_fingerprint,
             created=self._context.created,
             text=completion.generated_text,
@@ -326,7 +360,7 @@ class CompletionStream(_Streaming):
     def __init__(self, request: GenerationRequest, context: AnswerContext) -> None:
         super().__init__(request, context)
         self._chunks = CompletionChunks(
-            model=model_name(request, context),
+            model=model_name(request, context.model_id),
             system_fingerprint=context.system_fingerprint,
             created=context.created,
         )
@@ -360,10 +394,67 @@ class CompletionBody(_Whole):
 
     def end(self) -> bytes:
         return completion_body(
-            model=model_name(self._request, self._context),
+            model=model_name(self._request, self._context.model_id),
             system_fingerprint=self._context.system_fingerprint,
             created=self._context.created,
             choices=self._choices,
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.output_tokens,
         )
+
+
+class ResponseStream(_Streaming):
+    """``/v1/responses`` with ``stream``."""
+
+    def __init__(self, request: GenerationRequest, context: AnswerContext) -> None:
+        super().__init__(request, context)
+        self._events = ResponseEvents(response_frame(request, context.model_id, context.created), new_response_key())
+        self._finish_reason: str | None = None
+
+    def tokens(self, events: Sequence[StreamEvent], index: int = 0) -> bytes:
+        return b"".join([self._token(event) for event in events])
+
+    def _token(self, event: StreamEvent) -> bytes:
+        token = event.token
+        assert token is not None
+        logprobs = [_response_logprob(event)] if self._request.wants_logprobs else ()
+        return self._events.text("" if token.special else token.text, logprobs)
+
+    def finish(self, events: Sequence[StreamEvent], completion: Completion, index: int = 0) -> bytes:
+        self._count(completion)
+        self._finish_reason = completion.finish_reason
+        return self.tokens(events)
+
+    def end(self) -> bytes:
+        return self._events.end(self._finish_reason, prompt_tokens=self.prompt_tokens, output_tokens=self.output_tokens)
+
+    def failed(self, error: FairlaneError) -> bytes:
+        return response_failure(self._events, error)
+
+
+class ResponseBody(_Whole):
+    """``/v1/responses`` without ``stream``."""
+
+    def __init__(self, request: GenerationRequest, context: AnswerContext) -> None:
+        super().__init__(request, context, keeps_events=request.wants_logprobs)
+
+    def end(self) -> bytes:
+        completion = self._completion
+        assert completion is not None
+        key, status = new_response_key(), response_status(completion.finish_reason)
+        logprobs = [_response_logprob(event) for event in self._events] if self._request.wants_logprobs else ()
+        item = message_item(key, 0, completion.generated_text, status=status, logprobs=logprobs)
+        frame = response_frame(self._request, self._context.model_id, self._context.created)
+        usage = response_usage(completion.prompt_tokens, completion.output_tokens)
+        return orjson.dumps(response_object(frame, key, status=status, output=[item], usage=usage))
+
+
+def _response_logprob(event: StreamEvent) -> Item:
+    token = event.token
+    assert token is not None
+    return response_logprob(token.text, token.logprob, [(top.text, top.logprob) for top in event.top_tokens or ()])
+
+
+def response_failure(events: ResponseEvents, error: FairlaneError) -> bytes:
+    """The end of a streamed response that failed."""
+    return events.failed(message=error.message, code=error.code, kind=error.openai_type, param=error.param)

@@ -8,8 +8,11 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import orjson
 
 from router_ext.wire.tgi import Info
 
@@ -22,10 +25,16 @@ class Dialect(enum.StrEnum):
     COMPAT = "compat"
     CHAT = "chat"
     COMPLETIONS = "completions"
+    RESPONSES = "responses"
 
     @property
     def is_openai(self) -> bool:
-        return self in (Dialect.CHAT, Dialect.COMPLETIONS)
+        return self in (Dialect.CHAT, Dialect.COMPLETIONS, Dialect.RESPONSES)
+
+    @property
+    def is_chat(self) -> bool:
+        """Messages that a template turns into a prompt."""
+        return self in (Dialect.CHAT, Dialect.RESPONSES)
 
 
 class ResumeClass(enum.StrEnum):
@@ -65,14 +74,56 @@ class ModelLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassThrough:
-    """Work that cannot be resumed goes whole to the endpoint it came for; bytes are relayed, tokens counted.
+    """Work that cannot be resumed goes whole to TGI's matching endpoint; bytes are relayed, tokens counted.
 
-    ``body`` is the client's body with only ``model`` rewritten for the backend, so that TGI judges it itself.
+    ``data`` is the client's body in TGI's form, with only ``model`` rewritten for the backend, so that TGI judges it
+    itself.
     """
 
     path: str
-    body: bytes
+    data: Mapping[str, Any]
     reason: str
+
+    @property
+    def body(self) -> bytes:
+        """What is sent. Cost: one encoding per call."""
+        return orjson.dumps(self.data)
+
+    def with_schema(self, schema: Mapping[str, Any]) -> PassThrough:
+        """The same forced into another JSON schema: the client's, with its references inlined."""
+        if "response_format" in self.data:
+            data = {**self.data, "response_format": _with_schema(self.data["response_format"], schema)}
+        else:
+            parameters = self.data["parameters"]
+            changed = {**parameters, "grammar": _with_schema(parameters["grammar"], schema)}
+            data = {**self.data, "parameters": changed}
+        return replace(self, data=data)
+
+    def with_functions(self, functions: Sequence[Mapping[str, Any]]) -> PassThrough:
+        """The same with functions of these names instead of its own: the client's, with their references inlined."""
+        known = {function["name"]: function for function in functions}
+        tools = [
+            {**tool, "function": known.get(tool["function"]["name"], tool["function"])} for tool in self.data["tools"]
+        ]
+        return replace(self, data={**self.data, "tools": tools})
+
+
+def _with_schema(grammar: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
+    if grammar["type"] == "json_schema":
+        return {**grammar, "value": {**grammar["value"], "schema": schema}}
+    return {**grammar, "value": schema}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolUse:
+    """A chat's tools in TGI's form, and which of them may be called.
+
+    ``mode``: ``auto``, ``required``, or ``function`` (then ``name`` is the one).
+    """
+
+    tools: Sequence[Mapping[str, Any]]
+    mode: str
+    name: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,13 +133,16 @@ class GenerationRequest:
     Attributes:
         model: as the client sent it (None, "", "tgi", "dummy" mean the key's default pool).
         prompts: one text per generation (several only for completions); empty for chat until templated.
-        chat_body: body for ``/chat_tokenize``, chat only.
+        chat_body: body for ``/chat_tokenize``, chats only. chat: the whole body for ``/v1/chat/completions``, likewise.
         parameters: TGI ``parameters`` to send with every slice: sampling, stop, top_n_tokens, truncate.
             Without max_new_tokens, seed, details, return_full_text, which the continuation sets.
         seed: the client's seed, None if it sent none.
         is_greedy: no sampling; the resume class depends on it.
         num_sequences: generations that one upstream request runs at once (best_of); several ``prompts`` are
             requests of their own.
+        grammar: the checked ``grammar`` or ``response_format`` (TGI's form) the answer is forced into. tools: likewise,
+            where the answer may be a call of one.
+        echo: what an answer repeats of the request, ``/v1/responses`` only.
     """
 
     dialect: Dialect
@@ -96,6 +150,7 @@ class GenerationRequest:
     model: str | None = None
     prompts: tuple[str, ...] = ()
     chat_body: dict[str, Any] | None = None
+    chat: Mapping[str, Any] | None = None
     max_new_tokens: int | None = None
     parameters: dict[str, Any] = field(default_factory=dict)
     stop: tuple[str, ...] = ()
@@ -106,6 +161,9 @@ class GenerationRequest:
     wants_details: bool = False
     wants_logprobs: bool = False
     include_usage: bool = False
+    grammar: Mapping[str, Any] | None = None
+    tools: ToolUse | None = None
+    echo: Mapping[str, Any] = field(default_factory=dict)
     passthrough: PassThrough | None = None
 
 

@@ -17,9 +17,9 @@ import orjson
 from router_ext.backends.probe import chat_tokenize, tokenize
 from router_ext.core.ids import TenantId
 from router_ext.gateway.bos import chat_prompt
-from router_ext.gateway.dialects import Body, Lengths, fit_lengths
+from router_ext.gateway.chats import pass_chat
+from router_ext.gateway.dialects import Lengths, fit_lengths
 from router_ext.gateway.generation import GenerationRequest, ModelLimits, PassThrough, ResumeClass
-from router_ext.gateway.passthrough import pass_chat
 from router_ext.gateway.prefix import prefix_chain
 from router_ext.gateway.refusals import refusal_of
 from router_ext.wire.tgi import decode_error
@@ -53,9 +53,7 @@ class Measured:
     passthrough: PassThrough | None
 
 
-async def measure(
-    engine: PoolEngine, tenant: TenantId, request: GenerationRequest, body: Body, limits: ModelLimits
-) -> Measured:
+async def measure(engine: PoolEngine, tenant: TenantId, request: GenerationRequest, limits: ModelLimits) -> Measured:
     """Template, count, and check against the largest backend.
 
     Raises:
@@ -74,7 +72,7 @@ async def measure(
             resume_class=ResumeClass.EXACT,
             passthrough=request.passthrough,
         )
-    return await _measure_chat(engine, tenant, request, body, limits)
+    return await _measure_chat(engine, tenant, request, limits)
 
 
 def _prompt(tenant: TenantId, request: GenerationRequest, text: str, ids: Sequence[int], limits: ModelLimits) -> Prompt:
@@ -96,11 +94,11 @@ async def token_ids(engine: PoolEngine, tenant: TenantId, text: str) -> Sequence
 
 
 async def _measure_chat(
-    engine: PoolEngine, tenant: TenantId, request: GenerationRequest, body: Body, limits: ModelLimits
+    engine: PoolEngine, tenant: TenantId, request: GenerationRequest, limits: ModelLimits
 ) -> Measured:
     assert request.chat_body is not None
     # The client's own body: tools and everything else that the template may look at are in it.
-    question = _chat_question(request, body)
+    question = _chat_question(request)
     async with engine.model.large_text(tenant, is_large=len(question) > LARGE_BYTES):
         member, (chat, reply) = await engine.model.ask(lambda client: chat_tokenize(client, question), tenant=tenant)
     if chat is None:
@@ -109,13 +107,13 @@ async def _measure_chat(
     passthrough = request.passthrough
     knowledge = member.knowledge
     if knowledge is None or knowledge.bos is None:
-        passthrough = passthrough or pass_chat(request, body.raw, "template")
+        passthrough = passthrough or pass_chat(request, "template")
         text, resume_class = chat.templated_text, ResumeClass.NEVER
     else:
         prompt = chat_prompt(knowledge.bos, chat)
         text, resume_class = prompt.text or "", prompt.resume_class
         if prompt.text is None:
-            passthrough = passthrough or pass_chat(request, body.raw, "bos")
+            passthrough = passthrough or pass_chat(request, "bos")
     ids = [token.id for token in chat.tokenize_response]
     return Measured(
         prompts=(_prompt(tenant, request, text, ids, limits),),
@@ -125,7 +123,7 @@ async def _measure_chat(
     )
 
 
-def _chat_question(request: GenerationRequest, body: Body) -> bytes:
+def _chat_question(request: GenerationRequest) -> bytes:
     if request.passthrough is not None:
         return request.passthrough.body
     return orjson.dumps(request.chat_body)

@@ -2,9 +2,10 @@
 
 Grammar, tools, response formats, best_of, prompt details and images cannot be resumed, so the matching endpoint serves
 them in one piece. What TGI wrote is relayed byte for byte, but for what only the router asked for (the usage chunk of
-a chat stream, details of a sequence count) and for errors, which take the router's shape.
+a chat stream, details of a sequence count), for the client's name of the model, and for errors, which take the
+router's shape. For ``/v1/responses`` the chat's answer is written anew.
 
-    relay = StreamRelay(request)                       # event streams
+    relay = relay_for(request)                         # event streams
     for payload in parser.feed(chunk): send(relay.feed(payload))
     relay.is_complete                                  # at the end of the body: False means the backend broke off
     relay = read_body_answer(request, status, headers, body)   # whole answers
@@ -18,8 +19,21 @@ from typing import Any
 
 import orjson
 
-from router_ext.gateway.generation import Dialect, GenerationRequest, PassThrough
+from router_ext.errors import FairlaneError
+from router_ext.gateway.encoders import model_name, new_response_key, response_failure, response_frame
+from router_ext.gateway.generation import Dialect, GenerationRequest
+from router_ext.gateway.refusals import stream_error
 from router_ext.wire.headers import Headers
+from router_ext.wire.responses import (
+    Item,
+    ResponseEvents,
+    call_item,
+    message_item,
+    response_logprob,
+    response_object,
+    response_status,
+    response_usage,
+)
 from router_ext.wire.tgi import BadUpstreamAnswer, UpstreamError, classify_error, decode_error, decode_event
 
 _OWN_HEADERS = frozenset({b"content-length", b"transfer-encoding", b"connection", b"date", b"vary", b"server"})
@@ -94,7 +108,7 @@ class StreamRelay:
     def _feed_openai(self, payload: bytes) -> bytes:
         if payload == b"[DONE]":
             self.is_complete = self.error is None
-            return b"data: [DONE]\n\n" if self.is_complete else b""
+            return self._done() if self.is_complete else b""
         try:
             chunk = orjson.loads(payload)
         except orjson.JSONDecodeError as error:
@@ -117,7 +131,80 @@ class StreamRelay:
         elif choices:
             self.output_tokens += 1
             self.finish_reason = choices[0].get("finish_reason") or self.finish_reason
-        return b"data: " + payload + b"\n\n"
+        return self._chunk(chunk, payload)
+
+    def _chunk(self, chunk: dict[str, Any], payload: bytes) -> bytes:
+        return b"data: " + _renamed(self._request, chunk, payload) + b"\n\n"
+
+    def _done(self) -> bytes:
+        return b"data: [DONE]\n\n"
+
+    def failed(self, error: FairlaneError) -> bytes:
+        """An error after something was relayed; nothing follows."""
+        return stream_error(error, self._request.dialect)
+
+
+class ResponseRelay(StreamRelay):
+    """A chat's chunks, written as the events of ``/v1/responses``."""
+
+    __slots__ = ("_call", "_events")
+
+    def __init__(self, request: GenerationRequest) -> None:
+        super().__init__(request)
+        self._events: ResponseEvents | None = None
+        self._call: Any = None
+
+    def _chunk(self, chunk: dict[str, Any], payload: bytes) -> bytes:
+        events = self._events
+        if events is None:
+            frame = response_frame(self._request, str(chunk.get("model")), int(chunk.get("created") or 0))
+            events = self._events = ResponseEvents(frame, new_response_key())
+        out = b""
+        for choice in chunk.get("choices") or ():
+            delta = choice.get("delta") or {}
+            for call in delta.get("tool_calls") or ():
+                function = call.get("function") or {}
+                if self._call != (place := call.get("index", 0)):
+                    self._call = place
+                    out += events.call(function.get("name") or "")
+                out += events.arguments(function.get("arguments") or "")
+            if self._call is None:
+                out += events.text(delta.get("content") or "", _response_logprobs(self._request, choice))
+        return out
+
+    def _done(self) -> bytes:
+        if self._events is None:
+            raise BadUpstreamAnswer("a stream without a chunk")
+        return self._events.end(self.finish_reason, prompt_tokens=self.prompt_tokens, output_tokens=self.output_tokens)
+
+    def failed(self, error: FairlaneError) -> bytes:
+        return b"" if self._events is None else response_failure(self._events, error)
+
+
+def relay_for(request: GenerationRequest) -> StreamRelay:
+    """The relay of a request that is passed through."""
+    return ResponseRelay(request) if request.dialect is Dialect.RESPONSES else StreamRelay(request)
+
+
+def _renamed(request: GenerationRequest, answer: dict[str, Any], payload: bytes) -> bytes:
+    """``payload`` with the client's own name for the model, which the backend was not told."""
+    told = answer.get("model")
+    name = model_name(request, told) if isinstance(told, str) else told
+    if name == told:
+        return payload
+    # Nothing but constants and numbers stands before it.
+    return payload.replace(b'"model":' + orjson.dumps(told), b'"model":' + orjson.dumps(name), 1)
+
+
+def _response_logprobs(request: GenerationRequest, choice: dict[str, Any]) -> list[Item]:
+    if not request.wants_logprobs:
+        return []
+    return [
+        response_logprob(
+            item["token"], item["logprob"], [(top["token"], top["logprob"]) for top in item.get("top_logprobs") or ()]
+        )
+        for item in (choice.get("logprobs") or {}).get("content") or ()
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +246,10 @@ def read_body_answer(
         output_tokens = int(usage.get("completion_tokens") or output_tokens)
         choices = answer.get("choices") or [{}]
         finish_reason = choices[0].get("finish_reason")
+        if request.dialect is Dialect.RESPONSES:
+            body = _response_body(request, answer, choices[0], prompt_tokens, output_tokens)
+        else:
+            body = _renamed(request, answer, body)
     else:
         details = answer.get("details")
         if isinstance(details, dict):
@@ -177,15 +268,22 @@ def read_body_answer(
     )
 
 
-def pass_chat(request: GenerationRequest, body: bytes, reason: str) -> PassThrough:
-    """Pass a plain chat through after all (``bos.ChatPrompt.text`` is None). ``body``: the client's."""
-    data = orjson.loads(body)
-    if data.get("model") is not None:
-        data["model"] = "tgi"
-    if request.is_stream:
-        data["stream_options"] = {**(data.get("stream_options") or {}), "include_usage": True}
-    assert request.dialect is Dialect.CHAT
-    return PassThrough(path="/v1/chat/completions", body=orjson.dumps(data), reason=reason)
+def _response_body(
+    request: GenerationRequest, answer: dict[str, Any], choice: dict[str, Any], prompt_tokens: int, output_tokens: int
+) -> bytes:
+    """A whole chat answer as a response object."""
+    key, status = new_response_key(), response_status(choice.get("finish_reason"))
+    message = choice.get("message") or {}
+    output = [
+        call_item(key, place, call["function"]["name"], call["function"]["arguments"], status=status)
+        for place, call in enumerate(message.get("tool_calls") or ())
+    ]
+    if not output:
+        logprobs = _response_logprobs(request, choice)
+        output = [message_item(key, 0, message.get("content") or "", status=status, logprobs=logprobs)]
+    frame = response_frame(request, str(answer.get("model")), int(answer.get("created") or 0))
+    usage = response_usage(prompt_tokens, output_tokens)
+    return orjson.dumps(response_object(frame, key, status=status, output=output, usage=usage))
 
 
 def _number(value: bytes | None) -> int:

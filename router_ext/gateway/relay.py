@@ -13,7 +13,7 @@ from router_ext.core.events import Finished, PromptMeasured, RequestSpec
 from router_ext.errors import FairlaneError, UpstreamFailed
 from router_ext.gateway.call import Call
 from router_ext.gateway.generation import PassThrough, ResumeClass
-from router_ext.gateway.passthrough import StreamRelay, read_body_answer, relayed_headers
+from router_ext.gateway.passthrough import read_body_answer, relay_for, relayed_headers
 from router_ext.gateway.streams import Response
 from router_ext.gateway.upstream import MAX_ERROR_BYTES, Opening, Step, UpstreamGeneration
 from router_ext.wire.sse import SseError, SseParser
@@ -53,7 +53,8 @@ class WholeGeneration(UpstreamGeneration):
         self._headers: Headers = ()
         self._body = bytearray()
         self._parser = SseParser()
-        self._relay = StreamRelay(self.call.request)
+        self._relay = relay_for(self.call.request)
+        self.call.write_failure = self._relay.failed
 
     @property
     def next_prompt_tokens(self) -> int:

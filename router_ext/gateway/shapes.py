@@ -22,7 +22,7 @@ _RANGES = {
 _EXPECTED = {"bool": "a boolean", "str": "a string", "strings": "a sequence", "list": "a sequence"}
 
 Fields = Mapping[str, tuple[str, bool]]
-"""Field name to (kind, may be null). Kinds: u32, u64, usize, i32, f32, bool, str, strings, f32s, list, any."""
+"""Field name to (kind, may be null). Kinds: u32, u64, usize, i32, f32, bool, str, strings, f32s, list, map, any."""
 
 
 def refuse_shape(problem: str, path: str = "", *, param: str | None = None) -> NoReturn:
@@ -82,6 +82,9 @@ def check_value(value: Any, kind: str, path: str) -> None:
     elif kind == "str":
         if not isinstance(value, str):
             refuse_shape(f"invalid type: {describe(value)}, expected a string", path)
+    elif kind == "map":
+        if not isinstance(value, dict):
+            refuse_shape(f"invalid type: {describe(value)}, expected a map", path)
     elif not isinstance(value, list):
         refuse_shape(f"invalid type: {describe(value)}, expected a sequence", path)
     elif kind != "list":

@@ -88,6 +88,7 @@ class TextGeneration(UpstreamGeneration):
         if call.encoder is None:
             call.upstream_s = self._engine.loop.time()
             call.encoder = encoder_for(call.request, self._engine.model.answer_context(headers, call.characters))
+            call.write_failure = call.encoder.failed
 
     def _on_data(self, data: bytes) -> None:
         if self._error_status:

@@ -18,6 +18,8 @@ from router_ext.gateway.generation import Dialect, GenerationRequest, ModelLimit
 from router_ext.gateway.shapes import to_f32
 from router_ext.wire.tgi import MAX_UPSTREAM_NEW_TOKENS
 
+_PROMPT_PARAM = {Dialect.CHAT: "messages", Dialect.RESPONSES: "input"}
+
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
@@ -90,8 +92,8 @@ def check_truncate(truncate: int | None, limits: ModelLimits) -> None:
         raise refuse_value(problem, "truncate")
 
 
-def check_grammar_value(grammar: dict[str, Any] | None) -> None:
-    """The part of TGI's grammar check that needs no compiler."""
+def check_grammar_value(grammar: dict[str, Any] | None, param: str) -> None:
+    """The part of TGI's grammar check that needs no compiler. ``param``: where it stands."""
     if grammar is None or grammar["type"] not in ("json", "json_object", "json_schema"):
         return
     schema = grammar["value"]["schema"] if grammar["type"] == "json_schema" else grammar["value"]
@@ -99,11 +101,11 @@ def check_grammar_value(grammar: dict[str, Any] | None) -> None:
         try:
             schema = orjson.loads(schema)
         except orjson.JSONDecodeError as error:
-            raise refuse_value(f"grammar is not valid: {error}", "grammar") from None
+            raise refuse_value(f"grammar is not valid: {error}", param) from None
     elif not isinstance(schema, dict):
-        raise refuse_value("grammar is not valid: Grammar must be a string or object", "grammar")
+        raise refuse_value("grammar is not valid: Grammar must be a string or object", param)
     if not isinstance(schema, dict) or "properties" not in schema:
-        raise refuse_value("grammar is not valid: Grammar must have a 'properties' field", "grammar")
+        raise refuse_value("grammar is not valid: Grammar must have a 'properties' field", param)
 
 
 def fit_lengths(request: GenerationRequest, prompt_tokens: int, limits: ModelLimits) -> Lengths:
@@ -120,7 +122,7 @@ def fit_lengths(request: GenerationRequest, prompt_tokens: int, limits: ModelLim
     room = max(limits.max_total_tokens - length, 0)
     wanted = request.max_new_tokens
     piece = min(room if wanted is None else wanted, MAX_UPSTREAM_NEW_TOKENS)
-    param = "messages" if request.dialect is Dialect.CHAT else None
+    param = _PROMPT_PARAM.get(request.dialect)
     if length + piece > limits.max_total_tokens:
         raise refuse_value(
             f"`inputs` tokens + `max_new_tokens` must be <= {limits.max_total_tokens}. "

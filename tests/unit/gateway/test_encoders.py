@@ -111,7 +111,7 @@ def test_a_backend_with_another_key_order_is_written_in_tgis() -> None:
     ],
 )
 def test_an_answer_names_the_model_the_client_named(asked: str | None, told: str) -> None:
-    assert model_name(request(Dialect.CHAT, model=asked), CONTEXT) == told
+    assert model_name(request(Dialect.CHAT, model=asked), CONTEXT.model_id) == told
 
 
 def test_held_tokens_come_out_in_one_write() -> None:
