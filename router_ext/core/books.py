@@ -32,6 +32,7 @@ from router_ext.core.queues import Tenant, TierQueue, WaitingRoom
 from router_ext.core.request import Request
 from router_ext.core.sizing import KvPrice, cheapest
 from router_ext.core.slicing import plan
+from router_ext.core.survival import Survival
 from router_ext.core.tenants import Tenants
 from router_ext.core.tiers import Tiers
 from router_ext.core.timeline import Moment, Step, note, timeline
@@ -181,27 +182,33 @@ class Books:
     def plan(self, request: Request) -> bool:
         """Set the next slice and whether it is stuck; whether any configured backend could ever hold it."""
         survival = request.survival
+        is_sliced = self.policy.is_sliced
         if survival is not None:
-            produced = request.output_tokens
-            rest = 1
-            if produced < request.max_new_tokens:
-                rest = cheapest(
-                    survival,
-                    prompt_tokens=request.prompt_tokens,
-                    produced=produced,
-                    cap=request.max_new_tokens,
-                    most=TGI_NEW_TOKENS_CAP,
-                    price=self.kv_price.ratio,
-                )
-            request.preferred_slice_tokens = max(LEAST_SLICE, rest)
-            request.slice_level = 1.0 - survival.beyond(produced + rest) / survival.beyond(produced)
+            if is_sliced and request.is_sliceable:
+                self._size(request, survival)
         elif request.slice_count >= 0:
             lengths = self._lengths
             request.slice_count = lengths.count
             request.preferred_slice_tokens = lengths.slice_tokens(
                 request.key, request.member.tenant_id, request.output_tokens
             )
-        return plan(request, self._config, self._fleet.shapes, is_sliced=self.policy.is_sliced)
+        return plan(request, self._config, self._fleet.shapes, is_sliced=is_sliced)
+
+    def _size(self, request: Request, survival: Survival) -> None:
+        """Set the cheapest slice. Work that is sent whole has none, nor has any under a policy that does not slice."""
+        produced = request.output_tokens
+        rest = 1
+        if produced < request.max_new_tokens:
+            rest = cheapest(
+                survival,
+                prompt_tokens=request.prompt_tokens,
+                produced=produced,
+                cap=request.max_new_tokens,
+                most=TGI_NEW_TOKENS_CAP,
+                price=self.kv_price.ratio,
+            )
+        request.preferred_slice_tokens = max(LEAST_SLICE, rest)
+        request.slice_level = 1.0 - survival.beyond(produced + rest) / survival.beyond(produced)
 
     def refresh(self, request: Request) -> None:
         """A request that may start now has its slice from what is known by now, not when it began to wait."""
@@ -379,7 +386,12 @@ class Books:
             self._fleet.assume_first_token(request, backend, now)
         reason = _REASONS[standing]
         level = 0.0
-        if request.survival is not None and new_tokens == request.preferred_slice_tokens:
+        if (
+            request.survival is not None
+            and new_tokens == request.preferred_slice_tokens
+            and self.policy.is_sliced
+            and request.is_sliceable
+        ):
             level = request.slice_level
             self.kv_price.observe(
                 step_s=backend.step_s(),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from router_ext.core.actions import Dispatch
-from router_ext.core.events import Finished, Preempted, SliceEnded
+from router_ext.core.events import Finished, Preempted, Reconfigured, SliceEnded
 from router_ext.core.ids import RequestId
 from router_ext.core.lengths import LEAST_SLICE
 from router_ext.core.scheduler import Scheduler
@@ -146,3 +146,27 @@ def test_requests_without_a_distribution_teach_nothing_and_change_nothing() -> N
     scheduler.handle(Finished(request_id=RequestId("r1")), 3.0)
     stats = asdict(scheduler.stats())
     assert (stats["slice_level"], stats["resent_token_s"], stats["held_token_s"]) == (1.0, None, None)
+
+
+def test_a_policy_that_does_not_slice_sizes_none_until_another_does() -> None:
+    scheduler = started(pool(kv=1_200, policy="fifo"))
+    # 1,024 is also what a slice is before any was sized: nothing may be learned from it.
+    for number in range(3):
+        scheduler.handle(arrival(f"r{number}", prompt=100, cap=1_024, quantiles=FEW), 0.1 * number)
+    assert slices(scheduler.handle(Finished(request_id=RequestId("r0")), 1.0)) == {"r1": 1_024}
+    stats = scheduler.stats()
+    assert (stats.slice_level, stats.resent_token_s, stats.held_token_s) == (1.0, None, None)
+    assert "long enough" not in scheduler.timeline(RequestId("r1"))[-1].text
+    scheduler.handle(Reconfigured(config=pool(kv=1_200, policy="slo-fair")), 1.0)
+    scheduler.handle(arrival("r3", prompt=100, cap=1_024, quantiles=FEW), 1.1)
+    actions = scheduler.handle(Finished(request_id=RequestId("r1")), 2.0)
+    size = cheapest(Survival(FEW), prompt_tokens=100, produced=0, cap=1_024, most=1_024, price=KvPrice().ratio)
+    assert slices(actions)["r2"] == size < 1_024
+
+
+def test_work_that_is_sent_whole_teaches_nothing_about_slices() -> None:
+    scheduler = started(pool(kv=1_200))
+    for number in range(2):
+        scheduler.handle(arrival(f"r{number}", prompt=100, cap=1_024, quantiles=FEW, is_sliceable=False), 0.0)
+    assert slices(scheduler.handle(Finished(request_id=RequestId("r0")), 1.0)) == {"r1": 1_024}
+    assert scheduler.stats().slice_level == 1.0
