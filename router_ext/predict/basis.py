@@ -27,7 +27,7 @@ MAX_VOCABULARY = 24_576
 _MIN_PROMPTS = 2
 """A word of a single prompt says nothing of another one."""
 _LANDMARKS = 768
-_WIDTH = 1.0
+WIDTH = 1.0
 """Width of the kernel in standard deviations per feature."""
 _CLIP = 3.0
 
@@ -120,7 +120,7 @@ def likeness(left: Array, right: Array, right_squares: Array) -> Array:
     distances *= np.float32(-2.0)
     distances += squares(left)[:, None]
     distances += right_squares
-    distances *= np.float32(-0.5 / (_WIDTH**2 * left.shape[1]))
+    distances *= np.float32(-0.5 / (WIDTH**2 * left.shape[1]))
     result: Array = np.exp(distances, out=distances)
     return result
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from router_ext.predict.basis import WORD_SCALE, Basis, likeness, squares, standard
+from router_ext.predict.basis import WIDTH, WORD_SCALE, Basis, squares, standard
 from router_ext.predict.features import N_FACTS, Features
 from router_ext.predict.kernel import Kernel
 
@@ -36,6 +36,7 @@ class QuickBasis:
     """
 
     __slots__ = (
+        "_falloff",
         "_idf",
         "_landmarks",
         "_level",
@@ -45,7 +46,6 @@ class QuickBasis:
         "_n_first",
         "_row",
         "_scale",
-        "_squares",
         "_words",
     )
 
@@ -74,20 +74,29 @@ class QuickBasis:
         self._n_first = n_first
         self._row = basis.row
         self._idf = np.append(basis.idf, np.float32(0.0))
-        self._mean, self._scale, self._landmarks = basis.mean, basis.scale, basis.landmarks
-        self._squares = squares(basis.landmarks)
+        self._mean, self._scale = basis.mean, basis.scale
+        # exp(-|x - l|^2 / w) = exp(2 x l / w) exp(-|l|^2 / w) exp(-|x|^2 / w): the second goes with the marks.
+        self._falloff = np.float32(-0.5 / (WIDTH**2 * basis.landmarks.shape[1]))
+        self._landmarks = np.ascontiguousarray(basis.landmarks.T) * (np.float32(-2.0) * self._falloff)
+        self._marks *= np.exp(self._falloff * squares(basis.landmarks))[:, None]
 
     def predict(self, features: Sequence[Features], dense: Array, models: Ints) -> tuple[Array, Array, Array]:
         """First words [n, n_first]; log length by the request's model and by an average one [n]; ``models`` [n], -1 for
         an unknown one."""
         words = np.zeros((len(features), self._words.shape[1]), np.float32)
         for i, one in enumerate(features):
-            rows = self._row[one.ids]
-            weights = _LOGS[one.counts] * self._idf[rows]
+            rows = self._row.take(one.ids)
+            weights = _LOGS.take(one.counts)
+            weights *= self._idf.take(rows)
             length = float(weights @ weights) ** 0.5
             if length:
-                words[i] = (weights * np.float32(1.0 / length)) @ self._words[rows]
-        near = likeness(standard(dense[:, N_FACTS:], self._mean, self._scale), self._landmarks, self._squares)
-        ways = words[:, self._n_first :] + near @ self._marks
+                weights *= np.float32(1.0 / length)
+                np.dot(weights, self._words.take(rows, axis=0), out=words[i])
+        units = standard(dense[:, N_FACTS:], self._mean, self._scale)
+        near = units @ self._landmarks
+        np.exp(near, out=near)
+        ways = near @ self._marks
+        ways *= np.exp(self._falloff * squares(units))[:, None]
+        ways += words[:, self._n_first :]
         own = self._level[models] + (ways * self._mixing[models]).sum(1)
         return words[:, : self._n_first], own, self._level[-1] + ways @ self._mixing[-1]
