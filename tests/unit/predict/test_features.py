@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from router_ext.errors import FeaturesRefused
 from router_ext.predict.features import DENSE, MAX_IDS, Features, RequestFacts, Signer, extract
-from router_ext.predict.reading import HEAD_CHARS, TAIL_CHARS
+from router_ext.predict.reading import HEAD_CHARS, TAIL_CHARS, read
 
 FACTS = RequestFacts(max_new_tokens=400, temperature=0.7, top_p=0.9)
 PAGE = " ".join(f"word{chr(97 + i % 26)}{chr(97 + i // 26 % 26)} river and mountain" for i in range(60))
@@ -148,3 +148,11 @@ def test_numbers_are_the_same_wherever_they_are_looked_for(text: str) -> None:
     text = text.encode("ascii", "ignore").decode()
     for name in ("numbers", "largest_number", "asked_tokens", "asked_items"):
         assert value(extract(text, FACTS), name) == value(extract(text + " é", FACTS), name)
+
+
+def test_prompts_that_differ_in_the_middle_alone_are_told_apart() -> None:
+    signer = Signer(b"key")
+    one, other = ("s" * 9_000 + middle + "e" * 9_000 for middle in ("x", "y"))
+    assert read(one).seen == read(other).seen
+    assert signer.sign(one).exact != signer.sign(other).exact
+    assert signer.sign(one).near == signer.sign(other).near

@@ -333,8 +333,8 @@ def test_a_header_over_the_limit_is_refused_unread() -> None:
 
 
 def test_another_feature_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_file, "FEATURE_VERSION", 2)
-    with pytest.raises(ArtifactRefused, match="features of version 1"):
+    monkeypatch.setattr(model_file, "FEATURE_VERSION", 99)
+    with pytest.raises(ArtifactRefused, match="features of version"):
         Predictor.load(trained().artifact)
 
 
