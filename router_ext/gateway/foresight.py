@@ -200,8 +200,11 @@ class Predictions:
         self._loop = asyncio.get_running_loop()
         self.client: PredictionClient | None = None
         if settings.predictor:
-            command = worker_command(directory=settings.dir, log_level=settings.log_level, router=settings.id)
-            self.client = PredictionClient(command, self, limit_s=settings.prediction_limit_s)
+            limit_s = settings.prediction_limit_s
+            command = worker_command(
+                directory=settings.dir, log_level=settings.log_level, router=settings.id, limit_s=limit_s
+            )
+            self.client = PredictionClient(command, self, limit_s=limit_s)
 
     # --- requests ---------------------------------------------------------------------------------------------------
 

@@ -70,11 +70,22 @@ class Listener(Protocol):
     def worker_ended(self) -> None: ...
 
 
-def worker_command(*, directory: Path, log_level: str, router: str) -> list[str]:
-    """The command line of the real worker; the descriptor of its socket is appended."""
+def worker_command(*, directory: Path, log_level: str, router: str, limit_s: float) -> list[str]:
+    """The command line of the real worker, whose answers are waited for so long; the descriptor of its socket is
+    appended."""
     return [
         *(sys.executable, "-P", "-m", "router_ext.predict.worker"),
-        *("--dir", str(directory), "--log-level", log_level, "--router", router, "--fd"),
+        *(
+            "--dir",
+            str(directory),
+            "--log-level",
+            log_level,
+            "--router",
+            router,
+            "--limit-ms",
+            f"{limit_s * 1_000:g}",
+            "--fd",
+        ),
     ]
 
 

@@ -13,7 +13,8 @@ Cost: O(1) per request, three sorts of at most ``SIZE`` numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeAlias
 
 import msgspec
 
@@ -26,12 +27,7 @@ without histories at 32 and 8, and under half a percent more at 100 and 60."""
 BOUND = math.log(2.0)
 CAPACITY = 4_096
 EXPIRY_S = 14 * 86_400.0
-_VERSION = 1
-
-
-class _State(msgspec.Struct, array_like=True):
-    version: int
-    rows: list[tuple[str, float, int, bytes]]
+_Row: TypeAlias = tuple[str, float, int, bytes]
 
 
 class History:
@@ -62,20 +58,18 @@ class History:
         n = len(row.values)
         return min(max(row.middle() * n / (n + SHRINK), -BOUND), BOUND)
 
-    def dump(self) -> bytes:
-        """For ``restore``."""
-        return msgspec.msgpack.encode(_State(_VERSION, self._table.dump()))
+    def dump(self) -> Iterator[bytes]:
+        """For ``restore``, in slices that are as old as they are when they are taken."""
+        for rows in self._table.dump():
+            yield msgspec.msgpack.encode(rows)
 
-    def restore(self, data: bytes) -> None:
+    def restore(self, slices: Iterable[bytes]) -> None:
         """Go on with what ``dump`` gave.
 
         Raises:
-            ValueError: damaged, or of another version.
+            ValueError: damaged.
         """
-        state = msgspec.msgpack.decode(data, type=_State)
-        if state.version != _VERSION:
-            raise ValueError(f"histories of version {state.version}")
-        self._table.restore(state.rows)
+        self._table.restore([row for data in slices for row in msgspec.msgpack.decode(data, type=list[_Row])])
 
 
 def _levels(pool: str, tenant: str, key: str) -> Sequence[str]:

@@ -16,7 +16,9 @@ Cost: O(1) per request: some look-ups and two sorts of at most ``SIZE`` numbers;
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import msgspec
 
@@ -30,7 +32,7 @@ SHRINK_EXACT, SHRINK_NEAR = 1.2, 4.0
 _MIN_BANDS = 2
 _TYPICAL_SPREAD = 0.3
 """Mean distance of residuals of one prompt from their median, with different models; more in a group is doubt."""
-_VERSION = 1
+_Row: TypeAlias = tuple[int, float, int, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +47,10 @@ class Recall:
 NOTHING = Recall()
 
 
-class _State(msgspec.Struct, array_like=True):
-    version: int
-    exact: list[tuple[int, float, int, bytes]]
-    near: list[tuple[int, float, int, bytes]]
-    bands: list[tuple[int, int]]
+class _Slice(msgspec.Struct, array_like=True):
+    exact: list[_Row] = []
+    near: list[_Row] = []
+    bands: list[list[int]] = []
 
 
 class Memory:
@@ -112,29 +113,35 @@ class Memory:
         for band in self._bands_of.pop(group, ()):
             del self._group_of[band]
 
-    def dump(self) -> bytes:
-        """For ``restore``."""
-        return msgspec.msgpack.encode(
-            _State(_VERSION, self._exact.dump(), self._near.dump(), list(self._group_of.items()))
-        )
+    def dump(self) -> Iterator[bytes]:
+        """For ``restore``, in slices that are as old as they are when they are taken."""
+        for rows in self._exact.dump():
+            yield msgspec.msgpack.encode(_Slice(exact=rows))
+        for rows in self._near.dump():
+            yield msgspec.msgpack.encode(_Slice(near=rows, bands=[self._bands_of[group] for group, *_ in rows]))
 
-    def restore(self, data: bytes) -> None:
+    def restore(self, slices: Iterable[bytes]) -> None:
         """Go on with what ``dump`` gave.
 
         Raises:
-            ValueError: damaged, or of another version.
+            ValueError: damaged.
         """
-        state = msgspec.msgpack.decode(data, type=_State)
-        if state.version != _VERSION:
-            raise ValueError(f"a memory of version {state.version}")
-        self._exact.restore(state.exact)
-        self._near.restore(state.near)
+        whole = _Slice()
+        for data in slices:
+            one = msgspec.msgpack.decode(data, type=_Slice)
+            whole.exact += one.exact
+            whole.near += one.near
+            whole.bands += one.bands
+        self._exact.restore(whole.exact)
+        self._near.restore(whole.near)
         groups = {name for name, _ in self._near.rows()}
         self._group_of, self._bands_of = {}, {group: [] for group in groups}
-        for band, group in state.bands:
-            if group in groups and len(self._bands_of[group]) < _MAX_BANDS:
-                self._group_of[band] = group
-                self._bands_of[group].append(band)
+        for (group, *_), bands in zip(whole.near, whole.bands, strict=True):
+            for band in bands[:_MAX_BANDS]:
+                # While slices were taken a band may have gone from one group to another.
+                if group in groups and band not in self._group_of:
+                    self._group_of[band] = group
+                    self._bands_of[group].append(band)
 
 
 _MAX_BANDS = 16

@@ -19,7 +19,7 @@ import math
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,8 +38,11 @@ from router_ext.predict.reading import read as read_prompt
 MAX_PENDING = 8_192
 """Questions whose end is awaited; of older ones nothing is learned."""
 
+READ_LIMIT_S = 0.0015
+
 _KEY_BYTES = 32
-_VERSION = 1
+_VERSION = 2
+"""Of the state, signatures included: those of another kind would never be met again."""
 
 _KNOWN_WIDTHS = (1.0, 0.8, 0.7, 0.6)
 """How much narrower empirical quantiles, which are of all of a key's prompts, are about one that was answered 0, 1, 2,
@@ -48,12 +51,16 @@ _KNOWN_WIDTHS = (1.0, 0.8, 0.7, 0.6)
 _ABSURD = (math.nan,) * len(LEVELS)
 
 
-class _State(msgspec.Struct, array_like=True):
+class _Head(msgspec.Struct, array_like=True, tag="head"):
     version: int
     key: bytes
-    history: bytes
-    memory: bytes
-    plain_memory: bytes
+
+
+class _Slice(msgspec.Struct, array_like=True, tag="slice"):
+    """``of``: place among history, memory and memory against empirical quantiles."""
+
+    of: int
+    data: bytes
 
 
 @dataclass(slots=True)
@@ -86,14 +93,21 @@ class LengthService:
     """Answers questions about output lengths; see ``worker.Service``.
 
     Args:
-        clock: wall seconds; what was learned outlives the process. notes: where defects are told.
+        clock: wall seconds; what was learned outlives the process. timer: seconds, exact ones.
+        notes: where defects are told.
         key: of signatures, for whoever wants the same numbers again; a secret of this process if it is not given.
     """
 
     def __init__(
-        self, clock: Callable[[], float] = time.time, *, key: bytes | None = None, notes: Notes | None = None
+        self,
+        clock: Callable[[], float] = time.time,
+        *,
+        timer: Callable[[], float] = time.perf_counter,
+        key: bytes | None = None,
+        notes: Notes | None = None,
     ) -> None:
         self._clock = clock
+        self._timer = timer
         self._notes = notes or Notes()
         self._models: dict[str, tuple[str, Predictor]] = {}
         self._history = History()
@@ -131,11 +145,15 @@ class LengthService:
     # --- questions --------------------------------------------------------------------------------------------------
 
     def answer(self, questions: Sequence[Ask]) -> tuple[list[Answer], list[int]]:
-        """Answers to a batch, and the ids of questions that tripped a defect."""
+        """Answers to a batch, and the ids of questions that tripped a defect: to as many of the first as can be read in
+        ``READ_LIMIT_S``, so that dear prompts do not make all others of a long batch late."""
         now_s = self._clock()
+        until_s = self._timer() + READ_LIMIT_S
         by_model: dict[str | None, list[_Read]] = {}
         refused: list[int] = []
-        for question in questions:
+        for number, question in enumerate(questions):
+            if number and self._timer() >= until_s:
+                break
             try:
                 read = self._read(question, now_s)
             except Exception:  # contained to its request
@@ -256,28 +274,38 @@ class LengthService:
 
     # --- across restarts --------------------------------------------------------------------------------------------
 
-    def dump(self) -> bytes:
-        """What was learned, for ``restore``."""
-        state = _State(_VERSION, self._key, self._history.dump(), self._memory.dump(), self._plain_memory.dump())
-        return msgspec.msgpack.encode(state)
+    def dump(self) -> Iterator[bytes]:
+        """What was learned, for ``restore``, in slices: questions may be answered, and ends learned from, in between.
+        Cost: some 0.3 ms each."""
+        yield msgspec.msgpack.encode(_Head(_VERSION, self._key))
+        parts = (self._history.dump(), self._memory.dump(), self._plain_memory.dump())
+        for of, slices in enumerate(parts):
+            for data in slices:
+                yield msgspec.msgpack.encode(_Slice(of, data))
 
-    def restore(self, data: bytes) -> None:
+    def restore(self, slices: Iterable[bytes]) -> None:
         """Go on with what another process has learned.
 
         Raises:
             ValueError: it cannot be used; nothing of it is.
         """
         history, memory, plain_memory = History(), Memory(), Memory()
+        decode = msgspec.msgpack.Decoder(_Head | _Slice).decode
+        found: tuple[list[bytes], ...] = ([], [], [])
         try:
-            state = msgspec.msgpack.decode(data, type=_State)
-            if state.version != _VERSION or len(state.key) != _KEY_BYTES:
-                raise ValueError(f"state of version {state.version}")
-            history.restore(state.history)
-            memory.restore(state.memory)
-            plain_memory.restore(state.plain_memory)
-        except (msgspec.MsgspecError, KeyError, TypeError, OverflowError) as error:
+            head, *rest = map(decode, slices)
+            if not isinstance(head, _Head) or head.version != _VERSION or len(head.key) != _KEY_BYTES:
+                raise ValueError("state of another version")
+            for each in rest:
+                if not isinstance(each, _Slice):
+                    raise ValueError("two heads")
+                found[each.of].append(each.data)
+            history.restore(found[0])
+            memory.restore(found[1])
+            plain_memory.restore(found[2])
+        except (msgspec.MsgspecError, LookupError, TypeError, OverflowError) as error:
             raise ValueError(str(error)) from error
-        self._use_key(state.key)
+        self._use_key(head.key)
         self._history, self._memory, self._plain_memory = history, memory, plain_memory
 
 

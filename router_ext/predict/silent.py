@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from router_ext.errors import ArtifactRefused
@@ -13,7 +13,7 @@ class Silent:
     """Answers questions about output lengths; see ``worker.Service``."""
 
     def __init__(self) -> None:
-        self._kept = b""
+        self._kept: list[bytes] = []
 
     @property
     def known(self) -> int:
@@ -49,10 +49,10 @@ class Silent:
     def ended(self, news: Ended) -> None:
         """Nothing is learned."""
 
-    def dump(self) -> bytes:
+    def dump(self) -> Iterator[bytes]:
         """What ``restore`` was given: a process that can read it goes on with it."""
-        return self._kept
+        return iter(self._kept)
 
-    def restore(self, data: bytes) -> None:
+    def restore(self, slices: Iterable[bytes]) -> None:
         """Keep it as it is."""
-        self._kept = data
+        self._kept = list(slices)

@@ -1,11 +1,12 @@
 """The prediction worker: ``python -m router_ext.predict.worker --dir DIR --fd N``, started by ``predict.client``.
 
-    main thread   wait for the socket -> everything that has come -> news, then one batch of questions -> answers
+    main thread   wait for the socket -> news; questions -- gathered for a moment while many come --> answers
     loader        reads and checks models
+    saving        writes to the disk
 
 Whatever arrives while a batch runs is the next batch. What is learned on line is written to the folder every half
-minute and at the end. The process ends when its socket does, so it never outlives the router; should it hang at that
-moment, an alarm of the kernel ends it.
+minute, a slice between two batches, and at the end. The process ends when its socket does, so it never outlives
+the router; should it hang at that moment, an alarm of the kernel ends it.
 """
 
 from __future__ import annotations
@@ -20,16 +21,17 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 
 from router_ext.errors import ArtifactRefused
+from router_ext.predict.gathering import Gathering
 from router_ext.predict.messages import Answer, Answers, Ask, Assign, Assigned, Ended, Frames, Ready, ToWorker, frame
 from router_ext.predict.notes import Notes
-from router_ext.predict.state import SAVE_INTERVAL_S, StateFile
+from router_ext.predict.state import SAVE_INTERVAL_S, Saving, StateFile
 
 MAX_BATCH = 64
 """Questions of one pass: an answer waits for the whole of it, and more than this gains nothing."""
@@ -50,22 +52,30 @@ class Service(Protocol):
     def known(self) -> int: ...
     def load(self, data: bytes) -> Any: ...
     def assign(self, pool: str, digest: str | None, model: Any) -> None: ...
-    def answer(self, questions: Sequence[Ask]) -> tuple[list[Answer], list[int]]: ...
+    def answer(self, questions: Sequence[Ask]) -> tuple[list[Answer], list[int]]:
+        """Answers, and refused ones: at least one question, or the first few if all would take too long."""
+
     def ended(self, news: Ended) -> None: ...
-    def dump(self) -> bytes: ...
-    def restore(self, data: bytes) -> None: ...
+    def dump(self) -> Iterator[bytes]: ...
+    def restore(self, slices: Iterable[bytes]) -> None: ...
 
 
 class Worker:
     """See the module."""
 
-    def __init__(self, sock: socket.socket, service: Service, state: StateFile, notes: Notes) -> None:
+    def __init__(
+        self, sock: socket.socket, service: Service, state: StateFile, notes: Notes, *, limit_s: float
+    ) -> None:
         self._socket = sock
         self._service = service
         self._state = state
         self._frames = Frames()
         self._decoder = msgspec.msgpack.Decoder(ToWorker)
         self._notes = notes
+        self._questions: list[Ask] = []
+        self._gathering = Gathering(limit_s)
+        self._saving: Saving | None = None
+        self._is_changed = False
         self._orders: queue.SimpleQueue[Assign] = queue.SimpleQueue()
         self._loaded: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._wake_read, self._wake_write = os.pipe()
@@ -76,64 +86,74 @@ class Worker:
         """Answer until the other end closes."""
         threading.Thread(target=self._load_all, name="loader", daemon=True).start()
         self._send(Ready(os.getpid(), self._service.known))
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        poll.register(self._wake_read, select.POLLIN)
         saved_s = time.monotonic()
-        is_changed = False
         while True:
             signal.alarm(0)
-            events = poll.poll(1_000)
+            ready, _, _ = select.select([self._socket.fileno(), self._wake_read], [], [], self._rest_s())
             signal.alarm(HANG_LIMIT_S)
-            for descriptor, _ in events:
-                if descriptor == self._wake_read:
-                    os.read(self._wake_read, 4_096)
-                    while not self._loaded.empty():
-                        self._loaded.get()()
-                    continue
-                messages = self._receive()
-                if messages is None:
-                    return
-                is_changed = True
-                self._handle(messages)
-            if is_changed and not events and time.monotonic() - saved_s >= SAVE_INTERVAL_S:
-                self._state.write(self._service.dump())
-                saved_s, is_changed = time.monotonic(), False
-            elif is_changed and time.monotonic() - saved_s >= 4 * SAVE_INTERVAL_S:
-                # Never idle: a batch that comes late once in two minutes is better than losing what was learned.
-                self._state.write(self._service.dump())
-                saved_s, is_changed = time.monotonic(), False
+            if self._wake_read in ready:
+                os.read(self._wake_read, 4_096)
+                while not self._loaded.empty():
+                    self._loaded.get()()
+            if self._socket.fileno() in ready and not self._receive():
+                return
+            now_s = time.monotonic()
+            if self._gathering.due_s is not None and self._gathering.due_s <= now_s:
+                self._answer()
+            if self._saving is not None:
+                # However many questions there are: none waits for more than one slice.
+                self._saving.step()
+                if self._saving.is_written:
+                    self._saving = None
+            elif self._is_changed and now_s - saved_s >= SAVE_INTERVAL_S:
+                saved_s, self._is_changed = now_s, False
+                self._saving = Saving(self._state, self._service.dump())
 
-    def _receive(self) -> list[ToWorker] | None:
-        """Everything that has come; None at the end of the stream."""
-        messages: list[ToWorker] = []
+    def _rest_s(self) -> float:
+        """How long there is nothing to do unless something comes."""
+        if self._gathering.due_s is not None:
+            return max(0.0, self._gathering.due_s - time.monotonic())
+        return 0.0 if self._saving is not None and not self._saving.is_taken else 1.0
+
+    def save(self) -> None:
+        """Write down everything, now."""
+        if self._saving is not None:
+            self._saving.finish()
+        self._state.write(self._service.dump())
+
+    def _receive(self) -> bool:
+        """Hear everything that has come; False at the end of the stream."""
         flags = 0
-        while len(messages) < MAX_BATCH:
+        while len(self._questions) < MAX_BATCH:
             try:
                 data = self._socket.recv(_READ_BYTES, flags)
             except BlockingIOError:
                 break
             if not data:
-                return None
-            messages += map(self._decoder.decode, self._frames.feed(data))
+                return False
+            for message in map(self._decoder.decode, self._frames.feed(data)):
+                self._hear(message)
             flags = socket.MSG_DONTWAIT
-        return messages
+        return True
 
-    def _handle(self, messages: Sequence[ToWorker]) -> None:
-        questions: list[Ask] = []
-        for message in messages:
-            match message:
-                case Ask():
-                    questions.append(message)
-                case Ended():
-                    self._service.ended(message)
-                case Assign():
-                    self._assign(message)
-        for first in range(0, len(questions), MAX_BATCH):
-            batch = questions[first : first + MAX_BATCH]
-            started = time.perf_counter()
-            answers, refused = self._service.answer(batch)
-            self._send(Answers(answers, time.perf_counter() - started, refused))
+    def _hear(self, message: ToWorker) -> None:
+        match message:
+            case Ask():
+                self._questions.append(message)
+                self._gathering.came(time.monotonic())
+            case Ended():
+                self._service.ended(message)
+                self._is_changed = True
+            case Assign():
+                self._assign(message)
+
+    def _answer(self) -> None:
+        """One batch; whatever of it would take too long is the next one."""
+        started = time.perf_counter()
+        answers, refused = self._service.answer(self._questions[:MAX_BATCH])
+        del self._questions[: len(answers) + len(refused)]
+        self._send(Answers(answers, time.perf_counter() - started, refused))
+        self._gathering.answered(len(self._questions), time.monotonic())
 
     def _send(self, message: Ready | Assigned | Answers) -> None:
         self._socket.sendall(frame(message))
@@ -194,8 +214,8 @@ def _read(path: Path, digest: str) -> bytes:
     return data
 
 
-def serve(descriptor: int, directory: Path, service: Service, notes: Notes) -> None:
-    """Run on an inherited socket until it closes, then save what was learned."""
+def serve(descriptor: int, directory: Path, service: Service, notes: Notes, *, limit_s: float = 0.0) -> None:
+    """Run on an inherited socket until it closes, then save what was learned. ``limit_s``: see ``Gathering``."""
     # The terminal's Ctrl-C goes to every process of the group; the router says when it is over by closing the socket.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
@@ -208,14 +228,15 @@ def serve(descriptor: int, directory: Path, service: Service, notes: Notes) -> N
         except ValueError as error:
             notes.error("predictor.state_refused", reason=str(error))
     with socket.socket(fileno=descriptor) as sock:
+        worker = Worker(sock, service, state, notes, limit_s=limit_s)
         try:
-            Worker(sock, service, state, notes).run()
+            worker.run()
         except OSError as error:
             notes.warning("predictor.socket_broke", reason=error.strerror)
         except SystemExit:
             notes.info("predictor.worker_told_to_end")
         signal.alarm(HANG_LIMIT_S)
-        state.write(service.dump())
+        worker.save()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -224,10 +245,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--dir", type=Path, required=True, help="where what was learned is kept")
     parser.add_argument("--log-level", default="info")
     parser.add_argument("--router", default="")
+    parser.add_argument("--limit-ms", type=float, default=0.0, help="how long the router waits for an answer")
     parser.add_argument("--fd", type=int, required=True, help="the inherited socket")
     args = parser.parse_args(argv)
     notes = Notes(level=args.log_level, router=args.router)
-    serve(args.fd, args.dir, _service(notes), notes)
+    serve(args.fd, args.dir, _service(notes), notes, limit_s=args.limit_ms / 1_000.0)
     return 0
 
 

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +85,11 @@ class Plain:
     def ended(self, news: Ended) -> None:
         self.seen.append(news)
 
-    def dump(self) -> bytes:
-        return self.restored + b"." * len(self.seen)
+    def dump(self) -> Iterator[bytes]:
+        yield self.restored + b"." * len(self.seen)
 
-    def restore(self, data: bytes) -> None:
+    def restore(self, slices: Iterable[bytes]) -> None:
+        (data,) = slices
         if data.strip(b"."):
             raise ValueError("dots were expected")
         self.restored = data

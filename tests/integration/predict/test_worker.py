@@ -208,7 +208,7 @@ async def test_what_was_learned_outlives_the_worker_and_damage_does_not_stop_it(
     state = tmp_path / "predictor.state"
     saved = state.read_bytes()
     assert saved.endswith(b".....")
-    for damaged in (saved[:-1], saved[:20] + b"x" + saved[21:], b"", b"FLPRED01"):
+    for damaged in (saved[:-1], saved[:20] + b"x" + saved[21:], b"", b"FLPRED02"):
         state.write_bytes(damaged)
         async with running("plain", tmp_path) as (client, _):
             assert learned(await asked(client)) == 0
@@ -227,8 +227,8 @@ async def test_a_worker_that_is_told_to_end_keeps_what_it_learned(tmp_path: Path
 
 
 async def test_a_state_of_another_kind_is_refused(tmp_path: Path) -> None:
-    rest = b"letters"
-    (tmp_path / "predictor.state").write_bytes(b"FLPRED01" + sha256(rest).digest() + rest)
+    rest = b"\x07\0\0\0letters"
+    (tmp_path / "predictor.state").write_bytes(b"FLPRED02" + sha256(rest).digest() + rest)
     async with running("plain", tmp_path) as (client, _):
         assert learned(await asked(client)) == 0
 

@@ -6,11 +6,13 @@ import math
 
 import numpy as np
 import pytest
+from msgspec.msgpack import encode as msgpack
 from support.lengths import trained
 
 from router_ext.errors import ArtifactRefused
-from router_ext.predict import model_file, probes
+from router_ext.predict import model_file, probes, residuals
 from router_ext.predict.features import DENSE, Features, RequestFacts, extract
+from router_ext.predict.memory import Memory
 from router_ext.predict.messages import Answer, Ask, Ended, plausible
 from router_ext.predict.service import LengthService
 
@@ -167,8 +169,12 @@ def test_another_process_goes_on_with_what_was_learned(service: LengthService) -
     assert answer(other, ask(9)) == answer(service, ask(9))
 
 
-@pytest.mark.parametrize("state", [b"", b"{}", b"\x80", b"\x83\xa3key\xc4\x01x\xa7history\xc4\x00\xa6memory\xc4\x00"])
-def test_a_foreign_state_is_refused(state: bytes) -> None:
+@pytest.mark.parametrize(
+    "state",
+    [[], [b""], [b"{}"], [b"\x80"], [msgpack(["head", 1, bytes(32)])], [msgpack(["slice", 0, b""])]]
+    + [[msgpack(["head", 2, bytes(32)]), *rest] for rest in ([msgpack(["slice", 3, b"\x90"])], [b"x"])],
+)
+def test_a_foreign_state_is_refused(state: list[bytes]) -> None:
     with pytest.raises(ValueError, match=r"."):
         LengthService().restore(state)
 
@@ -176,7 +182,7 @@ def test_a_foreign_state_is_refused(state: bytes) -> None:
 def test_what_is_learned_holds_no_text(service: LengthService) -> None:
     answer(service, ask(1))
     service.ended(Ended(1, 70, True))
-    assert not any(word.encode() in service.dump() for word in TEXT.split() if len(word) > 4)
+    assert not any(word.encode() in b"".join(service.dump()) for word in TEXT.split() if len(word) > 4)
 
 
 def test_a_file_that_is_no_model_is_refused(service: LengthService) -> None:
@@ -193,3 +199,53 @@ def test_all_that_a_request_states_of_sampling_is_a_feature() -> None:
     for field in stated:
         other = answer(LengthService(), ask(1, **{**stated, field: None})).features
         assert other != extract(TEXT, facts).pack()
+
+
+def test_a_state_is_whole_whatever_is_learned_while_it_is_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slices of two rows, and between any two of them more is learned than is remembered at all."""
+    monkeypatch.setattr(residuals, "SLICE", 2)
+    monkeypatch.setattr("router_ext.predict.service.Memory", lambda: Memory(capacity=8))
+    service = LengthService()
+    number = 0
+
+    def learn(n: int) -> None:
+        nonlocal number
+        for _ in range(n):
+            number += 1
+            answer(service, ask(number, f"{TEXT} {number % 40} {number % 7}" * 3, tenant=f"t{number % 3}"))
+            service.ended(Ended(number, 100 + number, True))
+
+    learn(30)
+    for pause in (0, 1, 3, 20):
+        slices = []
+        for each in service.dump():
+            slices.append(each)
+            learn(pause)
+        assert len(slices) > 5
+        other = LengthService()
+        other.restore(slices)
+        assert 0 < other.known <= service.known
+        again = LengthService()
+        again.restore(other.dump())
+        assert list(again.dump()) == list(other.dump())
+        if not pause:
+            assert list(other.dump()) == slices
+
+
+def test_dear_prompts_are_left_for_the_next_batch() -> None:
+    times = iter(0.0004 * tick for tick in range(1_000))
+    service = LengthService(timer=lambda: next(times))
+    questions = [ask(number) for number in range(10)]
+    sizes = []
+    while questions:
+        answers, refused = service.answer(questions)
+        assert [found.id for found in answers] == [question.id for question in questions[: len(answers)]]
+        assert not refused
+        sizes.append(len(answers))
+        del questions[: len(answers)]
+    assert sizes == [4, 4, 2]
+
+
+def test_a_prompt_is_answered_however_dear_it_is() -> None:
+    times = iter(range(1_000))
+    assert len(LengthService(timer=lambda: next(times)).answer([ask(1), ask(2)])[0]) == 1
