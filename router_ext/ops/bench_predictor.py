@@ -4,9 +4,12 @@ This process takes the router's place: the same client on the same event loop. T
 
 * latency, one question at a time, by the length of the prompt: question composed to answer checked;
 * load: questions at a fixed open-loop rate, prompts of all lengths in equal parts; the worker's own time and CPU time
-  per question, and how much later than asked this process's loop wakes up meanwhile, next to how much later it does
-  without any questions;
+  per question, its longest answer, and how much later than asked this process's loop wakes up meanwhile, next to how
+  much later it does without any questions;
 * memory of the worker beyond that of a bare Python process (with torch, if the worker has loaded it).
+
+Before, the worker's memories and histories are filled, and it saves them every ``_SAVE_S``, so that what a router of
+some weeks costs is in the figures. CPU time tells less than wall time of what else the machine does.
 
 Without ``--model`` the worker answers as in a router without a length model: features, history and memory.
 """
@@ -23,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +39,7 @@ from router_ext.obs import logs
 from router_ext.ops.bench_gateway import cpu_seconds, percentile, resident_bytes
 from router_ext.ops.predictor.inspect import read_model
 from router_ext.predict.client import PredictionClient, worker_command
+from router_ext.predict.memory import CAPACITY
 from router_ext.predict.messages import Answer, Ask, Assigned, Ended, plausible
 from router_ext.predict.prompts import bounded
 
@@ -43,7 +47,12 @@ LENGTHS = (50, 200, 500, 1_000, 2_000, 4_000, 8_000)
 """Prompt tokens."""
 
 _CHARACTERS_PER_TOKEN = 4.5
+_POOL, _BARE_POOL = "pol_bench", "pol_without"
+"""With the model, if there is one, and without."""
 _TICK_S = 0.001
+_SAVE_S = 5.0
+"""Six times as often as a router's, so that the load sees it."""
+_FILL_TOKENS, _FILL_AT_ONCE = 20, 8
 
 TARGETS = {"p50_ms": 1.0, "p99_ms": 3.0, "worker_ms_per_request": 0.3, "memory_mib": 50.0}
 """What is asked of the worker: at one question at a time, at 300 questions a second, and beyond torch's own memory."""
@@ -62,6 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rate", type=float, default=300.0, help="questions per second of the load")
     parser.add_argument("--seconds", type=float, default=10.0, help="length of the load")
     parser.add_argument("--limit-ms", type=float, default=5.0, help="how long the router waits for a prediction")
+    parser.add_argument("--remembered", type=int, default=CAPACITY, help="prompts that are remembered before")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout, progress on stderr")
 
 
@@ -102,16 +112,18 @@ def prompts(tokens: int, count: int) -> list[str]:
     return texts
 
 
-def ask(client: PredictionClient, text: str, number: int) -> asyncio.Future[Answer | None] | None:
+def ask(
+    client: PredictionClient, text: str, number: int, *, pool: str = _POOL, key: str = ""
+) -> asyncio.Future[Answer | None] | None:
     """Ask as the router does."""
     tenant = f"ten_{number % 20}"
     return client.ask(
         Ask(
             id=client.next_id(),
-            pool="pol_bench",
+            pool=pool,
             model="bench",
             tenant=tenant,
-            key=f"key_{number % 100}",
+            key=key or f"key_{number % 100}",
             prompt=bounded(text, ()),
             is_chat=False,
             max_new_tokens=1_024,
@@ -147,6 +159,22 @@ async def latency(client: PredictionClient, tokens: int, count: int) -> dict[str
             times.append((time.perf_counter() - started) * 1_000)
         client.ended(Ended(answer.id, 1 + number % 700, number % 10 != 0))
     return {"prompt_tokens": tokens, "p50_ms": percentile(times, 0.5), "p99_ms": percentile(times, 0.99)}
+
+
+async def fill(client: PredictionClient, pools: Sequence[str], count: int) -> None:
+    """So many prompts remembered, and as many names of tenants and keys, as the worker has room for."""
+    texts = iter(enumerate(prompts(_FILL_TOKENS, count)))
+
+    async def some() -> None:
+        for number, text in texts:
+            for pool in pools:
+                asked = ask(client, text, number, pool=pool, key=f"key_{number}")
+                if asked is not None:
+                    client.ended(Ended(check(await asked).id, 1 + number % 700, True))
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(_FILL_AT_ONCE):
+            tasks.create_task(some())
 
 
 @contextlib.asynccontextmanager
@@ -210,6 +238,7 @@ async def load(
         "late": sum(spent > limit_ms for spent in times),
         "p50_ms": percentile(times, 0.5),
         "p99_ms": percentile(times, 0.99),
+        "max_ms": max(times, default=0.0),
         "worker_ms_per_request": sum(spent for _, spent in watch.batches) * 1_000 / max(1, answered),
         "worker_cpu_ms_per_request": cpu_s * 1_000 / max(1, answered),
         "mean_batch": answered / max(1, len(watch.batches)),
@@ -255,7 +284,9 @@ async def measure(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 async def _measure(args: argparse.Namespace, data: bytes | None, console: Console) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="fairlane-bench-") as folder:
         watch = Watch()
-        command = worker_command(directory=Path(folder), log_level="error", router="rtr_bench")
+        command = worker_command(
+            directory=Path(folder), log_level="error", router="rtr_bench", limit_s=args.limit_ms / 1_000, save_s=_SAVE_S
+        )
         client = PredictionClient(command, watch, limit_s=args.limit_ms / 1_000)
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(client.run())
@@ -268,11 +299,13 @@ async def _measure(args: argparse.Namespace, data: bytes | None, console: Consol
                 digest = hashlib.sha256(data).hexdigest()
                 console.print(f"loading {digest[:12]} ({len(data) / 2**20:.1f} MiB)")
                 started = time.perf_counter()
-                client.assign("pol_bench", digest, str(args.model.absolute()))
+                client.assign(_POOL, digest, str(args.model.absolute()))
                 outcome = await watch.outcome
                 if outcome.refused is not None:
                     raise ArtifactRefused(outcome.refused)
                 load_s = time.perf_counter() - started
+            console.print(f"filling memories and histories with {args.remembered:,} prompts")
+            await fill(client, (_POOL, _BARE_POOL), args.remembered)
             rows = []
             for tokens in LENGTHS:
                 console.print(f"{args.questions} questions of {tokens} tokens, one at a time")
@@ -322,6 +355,7 @@ def _show(result: dict[str, Any]) -> None:
     load, memory = result["load"], result["memory_mib"]
     late = load["loop_late_ms"]
     print(f"at {load['rate']:g} questions/s   p50 {load['p50_ms']:.2f} ms   p99 {load['p99_ms']:.2f} ms   "
+          f"longest {load['max_ms']:.1f} ms   "
           f"worker {load['worker_ms_per_request']:.3f} ms per question (<= 0.3), "
           f"{load['worker_cpu_ms_per_request']:.3f} ms of CPU, {load['mean_batch']:.2f} per batch, "
           f"of {load['questions']} {load['not_asked']} not asked and {load['late']} late")  # fmt: skip

@@ -39,6 +39,7 @@ from router_ext.predict.messages import (
     ToWorker,
     frame,
 )
+from router_ext.predict.state import SAVE_INTERVAL_S
 
 _log = get_logger(__name__)
 
@@ -70,22 +71,18 @@ class Listener(Protocol):
     def worker_ended(self) -> None: ...
 
 
-def worker_command(*, directory: Path, log_level: str, router: str, limit_s: float) -> list[str]:
-    """The command line of the real worker, whose answers are waited for so long; the descriptor of its socket is
-    appended."""
+def worker_command(
+    *, directory: Path, log_level: str, router: str, limit_s: float, save_s: float = SAVE_INTERVAL_S
+) -> list[str]:
+    """The command line of the real worker; the descriptor of its socket is appended.
+
+    Args:
+        limit_s: how long its answers are waited for. save_s: how often it saves what it has learned.
+    """
     return [
         *(sys.executable, "-P", "-m", "router_ext.predict.worker"),
-        *(
-            "--dir",
-            str(directory),
-            "--log-level",
-            log_level,
-            "--router",
-            router,
-            "--limit-ms",
-            f"{limit_s * 1_000:g}",
-            "--fd",
-        ),
+        *("--dir", str(directory), "--log-level", log_level, "--router", router),
+        *("--limit-ms", f"{limit_s * 1_000:g}", "--save-s", f"{save_s:g}", "--fd"),
     ]
 
 

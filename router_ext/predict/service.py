@@ -89,12 +89,16 @@ class _Read:
     recall: Recall = NOTHING
 
 
+def _no_time() -> float:
+    return 0.0
+
+
 class LengthService:
     """Answers questions about output lengths; see ``worker.Service``.
 
     Args:
-        clock: wall seconds; what was learned outlives the process. timer: seconds, exact ones.
-        notes: where defects are told.
+        clock: wall seconds; what was learned outlives the process. timer: exact seconds, for ``READ_LIMIT_S``; without
+            one a batch is answered whole. notes: where defects are told.
         key: of signatures, for whoever wants the same numbers again; a secret of this process if it is not given.
     """
 
@@ -102,7 +106,7 @@ class LengthService:
         self,
         clock: Callable[[], float] = time.time,
         *,
-        timer: Callable[[], float] = time.perf_counter,
+        timer: Callable[[], float] = _no_time,
         key: bytes | None = None,
         notes: Notes | None = None,
     ) -> None:

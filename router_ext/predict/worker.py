@@ -64,7 +64,7 @@ class Worker:
     """See the module."""
 
     def __init__(
-        self, sock: socket.socket, service: Service, state: StateFile, notes: Notes, *, limit_s: float
+        self, sock: socket.socket, service: Service, state: StateFile, notes: Notes, *, limit_s: float, save_s: float
     ) -> None:
         self._socket = sock
         self._service = service
@@ -75,6 +75,7 @@ class Worker:
         self._questions: list[Ask] = []
         self._gathering = Gathering(limit_s)
         self._saving: Saving | None = None
+        self._save_s = save_s
         self._is_changed = False
         self._orders: queue.SimpleQueue[Assign] = queue.SimpleQueue()
         self._loaded: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -105,7 +106,7 @@ class Worker:
                 self._saving.step()
                 if self._saving.is_written:
                     self._saving = None
-            elif self._is_changed and now_s - saved_s >= SAVE_INTERVAL_S:
+            elif self._is_changed and now_s - saved_s >= self._save_s:
                 saved_s, self._is_changed = now_s, False
                 self._saving = Saving(self._state, self._service.dump())
 
@@ -214,8 +215,20 @@ def _read(path: Path, digest: str) -> bytes:
     return data
 
 
-def serve(descriptor: int, directory: Path, service: Service, notes: Notes, *, limit_s: float = 0.0) -> None:
-    """Run on an inherited socket until it closes, then save what was learned. ``limit_s``: see ``Gathering``."""
+def serve(
+    descriptor: int,
+    directory: Path,
+    service: Service,
+    notes: Notes,
+    *,
+    limit_s: float = 0.0,
+    save_s: float = SAVE_INTERVAL_S,
+) -> None:
+    """Run on an inherited socket until it closes, then save what was learned.
+
+    Args:
+        limit_s: see ``Gathering``. save_s: how often what was learned is saved.
+    """
     # The terminal's Ctrl-C goes to every process of the group; the router says when it is over by closing the socket.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
@@ -228,7 +241,7 @@ def serve(descriptor: int, directory: Path, service: Service, notes: Notes, *, l
         except ValueError as error:
             notes.error("predictor.state_refused", reason=str(error))
     with socket.socket(fileno=descriptor) as sock:
-        worker = Worker(sock, service, state, notes, limit_s=limit_s)
+        worker = Worker(sock, service, state, notes, limit_s=limit_s, save_s=save_s)
         try:
             worker.run()
         except OSError as error:
@@ -246,10 +259,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--log-level", default="info")
     parser.add_argument("--router", default="")
     parser.add_argument("--limit-ms", type=float, default=0.0, help="how long the router waits for an answer")
+    parser.add_argument("--save-s", type=float, default=SAVE_INTERVAL_S, help="how often what was learned is saved")
     parser.add_argument("--fd", type=int, required=True, help="the inherited socket")
     args = parser.parse_args(argv)
     notes = Notes(level=args.log_level, router=args.router)
-    serve(args.fd, args.dir, _service(notes), notes, limit_s=args.limit_ms / 1_000.0)
+    serve(args.fd, args.dir, _service(notes), notes, limit_s=args.limit_ms / 1_000.0, save_s=args.save_s)
     return 0
 
 
@@ -263,7 +277,7 @@ def _service(notes: Notes) -> Service:
 
         notes.warning("predictor.not_installed", missing=error.name)
         return Silent()
-    return LengthService(notes=notes)
+    return LengthService(timer=time.perf_counter, notes=notes)
 
 
 if __name__ == "__main__":
