@@ -3,14 +3,14 @@
 * cold: no memory, no history;
 * warm: all test rows in random order with the memory of prompts; judged on rows whose prompt at least ``WARM_FROM``
   other models had answered before, and, against cold, on the first sight of every prompt;
-* stream: the same with histories alone; tenants are source and model, as in the folder;
+* stream: the same with histories alone, in a few orders; tenants are source and model, as in the folder;
 * unseen models: trained without a fifth of the models and judged on those, cold and with histories.
 """
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +40,7 @@ _BATCH = 256
 _TIMED = 400
 _MODEL_ROWS, _KIND_ROWS = 500, 300
 _NEW_TENANT, _FINAL_SHARE = 200, 0.25
+_ORDERS = 4
 
 
 def split(answers: Sequence[Answer], seed: int, share: float = 0.2) -> tuple[list[Answer], list[Answer]]:
@@ -233,12 +234,42 @@ class _Judge:
         }
 
     def stream(self, predictor: Predictor, cold: _Cold) -> dict[str, Any]:
-        """Replay with histories: figures of all rows, and how soon a tenant's error is what it will be."""
+        """Replays with histories: figures of all rows in the first order, and over all orders how soon a new tenant's
+        error is what it will be; a single order says more of which rows came when."""
+        tenants = Counter(answer.tenant for answer in self.rows)
+        n_of = np.array([tenants[answer.tenant] for answer in self.rows])
+        long = n_of >= 2 * _NEW_TENANT
+        others = np.random.default_rng(_ORDERS).permuted(np.tile(self.order, (_ORDERS - 1, 1)), axis=1)
+        first: Floats | None = None
+        early, around, final = [], [], []
+        for order in (self.order, *others):
+            quantiles, place = self._with_histories(predictor, cold, order)
+            first = quantiles if first is None else first
+            error = np.abs(quantiles[:, 3] - self.tokens) / self.tokens
+            early.append(error[long & (place < _NEW_TENANT)])
+            around.append(error[long & (np.abs(place - _NEW_TENANT) <= _NEW_TENANT // 4)])
+            final.append(error[long & (place >= n_of * (1.0 - _FINAL_SHARE))])
+        assert first is not None
+        without = float(np.abs(cold.quantiles[:, 3] - self.tokens).mean())
+        return {
+            **self.figures(first),
+            "mae_over_cold": round(float(np.abs(first[:, 3] - self.tokens).mean()) / without, 4) if without else None,
+            "tenants": len(tenants),
+            "median_relative_error_first_200": _median(np.concatenate(early)),
+            "median_relative_error_at_200": _median(np.concatenate(around)),
+            "median_relative_error_final": _median(np.concatenate(final)),
+        }
+
+    def _with_histories(
+        self, predictor: Predictor, cold: _Cold, order: NDArray[np.int64]
+    ) -> tuple[Floats, NDArray[np.int64]]:
+        """Quantiles [n, levels] of a replay that begins without histories, and how many answers of its tenant each row
+        came after [n]."""
         history = History()
-        seen: dict[str, int] = defaultdict(int)
+        seen: Counter[str] = Counter()
         place = np.zeros(len(self.rows), np.int64)
         requests: list[Request] = [self.request(i) for i in range(len(self.rows))]
-        for i in self.order.tolist():
+        for i in order.tolist():
             answer = self.rows[i]
             correction = history.correction(answer.model, answer.tenant, "", 0.0)
             requests[i] = self.request(i, correction)
@@ -246,20 +277,7 @@ class _Judge:
             seen[answer.tenant] += 1
             residual = float(self.logs[i] - cold.log_median[i])
             history.add(answer.model, answer.tenant, "", residual, 0.0, is_complete=answer.is_complete)
-        quantiles = self.predict(predictor, requests).quantiles
-        error = np.abs(quantiles[:, 3] - self.tokens) / self.tokens
-        n_of = np.array([seen[answer.tenant] for answer in self.rows])
-        long = n_of >= 2 * _NEW_TENANT
-        early = long & (place < _NEW_TENANT)
-        around = long & (np.abs(place - _NEW_TENANT) <= _NEW_TENANT // 4)
-        final = long & (place >= n_of * (1.0 - _FINAL_SHARE))
-        return {
-            **self.figures(quantiles),
-            "tenants": len(seen),
-            "median_relative_error_first_200": _median(error[early]),
-            "median_relative_error_at_200": _median(error[around]),
-            "median_relative_error_final": _median(error[final]),
-        }
+        return self.predict(predictor, requests).quantiles, place
 
     def predict_us(self, artifact: bytes) -> dict[str, float]:
         """Time of whole answers of the worker's service, one at a time: features, signatures, memory, model."""

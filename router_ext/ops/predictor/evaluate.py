@@ -126,7 +126,8 @@ def _print(found: Mapping[str, Any]) -> None:
     if stream.get("median_relative_error_final") is not None:
         console.print(
             f"median relative error of a new tenant: {stream['median_relative_error_at_200']:.3f} after 200 requests, "
-            f"{stream['median_relative_error_final']:.3f} at the end"
+            f"{stream['median_relative_error_final']:.3f} at the end; MAE with histories over cold: "
+            f"{stream['mae_over_cold']:.4f}"
         )
     for kind, of in found["coverage"].items():
         worst = list(of.items())[:3]

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router_ext.predict import history as history_module
 from router_ext.predict.features import Signatures
 from router_ext.predict.history import BOUND, History
 from router_ext.predict.history import EXPIRY_S as HISTORY_EXPIRY_S
@@ -158,3 +159,16 @@ def test_residuals_that_no_memory_writes_are_refused() -> None:
     assert bad != data
     with pytest.raises(ValueError, match="residuals"):
         Memory().restore([bad, near])
+
+
+@pytest.mark.parametrize("is_mutant", [False, True])
+def test_chance_is_hardly_believed(is_mutant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tenants without a habit; the mutant believes a median whatever its spread."""
+    if is_mutant:
+        monkeypatch.setattr(history_module, "DOUBT", 0.0)
+    history, rng, moved = History(), random.Random(3), []
+    for _ in range(60):
+        for tenant in range(40):
+            moved.append(abs(history.correction("pool", f"{tenant}", "key", 0.0)))
+            history.add("pool", f"{tenant}", "key", rng.gauss(0.0, 0.5), 0.0)
+    assert (math.fsum(moved) / len(moved) < 0.04) is not is_mutant
