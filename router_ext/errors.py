@@ -6,9 +6,11 @@ FairlaneError
 |   |-- NotAllowed            403
 |   |-- ModelNotFound         404
 |   |-- BodyTooLarge          413
-|   `-- UnsupportedMediaType  415
+|   |-- UnsupportedMediaType  415
+|   `-- GrammarRefused        a grammar that cannot be compiled, or only at everybody's cost
 |-- LimitExceeded             429, with a computed retry hint
 |-- QueueRefused              429, capacity exists but you lost
+|-- GuardUnavailable          503, a grammar could not be judged now
 |-- NoBackend                 503, nobody can serve this
 |-- UpstreamFailed            502 before the first byte, in-band error afterwards
 |-- LedgerFull                503, the books cannot take another request
@@ -100,6 +102,12 @@ class UnsupportedMediaType(RequestRefused):
     code = "unsupported_media_type"
 
 
+class GrammarRefused(RequestRefused):
+    """A grammar, response format or set of tools that no backend may be given."""
+
+    code = "grammar_invalid"
+
+
 class LimitExceeded(FairlaneError):
     """Over a limit that resets."""
 
@@ -113,6 +121,14 @@ class QueueRefused(LimitExceeded):
     """There is capacity and this request lost: queue full, deadline unreachable, waited too long."""
 
     code = "queue_full"
+
+
+class GuardUnavailable(FairlaneError):
+    """A grammar that could not be judged: the guard has too much to do, or is away."""
+
+    status_openai = status_native = 503
+    code = "grammar_not_judged"
+    native_type = "overloaded"
 
 
 class NoBackend(FairlaneError):
