@@ -9,12 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from router_ext.devserver.codec import Codec
+from router_ext.devserver.constraint import ServerDies
 from router_ext.devserver.generation import Generation, GenerationFailed, Sink, Timing
 from router_ext.devserver.http import Exchange
 from router_ext.devserver.metrics import Metrics
 from router_ext.devserver.runner import Runner
 from router_ext.devserver.sinks import Collected, Collector
-from router_ext.devserver.validation import Limits, ValidRequest, check_lengths, check_parameters, validate
+from router_ext.devserver.validation import Constrain, Limits, ValidRequest, check_lengths, check_parameters, validate
 
 _INLINE_CHARACTERS = 8192  # longer prompts are tokenised by the validation workers, off the event loop
 
@@ -23,15 +24,30 @@ class Admission:
     """TGI's semaphore and validation in front of the queue. ``runner`` is set once it exists.
 
     A permit is held from the request to its last event, or until its client leaves; nobody waits for one.
+
+    Args:
+        constrain: what a grammar binds a generation to.
+        die: ends the process, because TGI's would have died here; told why.
     """
 
     runner: Runner
 
-    def __init__(self, *, limits: Limits, codec: Codec, metrics: Metrics, eos_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        *,
+        limits: Limits,
+        codec: Codec,
+        metrics: Metrics,
+        eos_ids: frozenset[int],
+        constrain: Constrain,
+        die: Callable[[str], None],
+    ) -> None:
         self.limits = limits
         self.codec = codec
         self.metrics = metrics
         self._eos_ids = eos_ids
+        self._constrain = constrain
+        self._die = die
         self._permits = limits.max_concurrent_requests
         self._workers = ThreadPoolExecutor(limits.validation_workers, thread_name_prefix="tokenizer")
 
@@ -102,6 +118,12 @@ class Admission:
         else:
             exchange.on_gone = gone
 
+    def drop(self, generation: Generation) -> None:
+        """End a generation that nobody wants any more; without effect on one that has ended."""
+        if not generation.timing.ended:
+            generation.is_closed = generation.entry.is_closed = True
+            self._release(generation)
+
     def _release(self, generation: Generation) -> None:
         if generation.holds_permit:
             generation.holds_permit = False
@@ -113,11 +135,21 @@ class Admission:
             ids = await self.in_worker(
                 inputs, lambda text: self.codec.encode(text, add_special_tokens=add_special_tokens)
             )
-            return validate(inputs, parameters, ids, self.limits, add_special_tokens=add_special_tokens)
+            return validate(
+                inputs,
+                parameters,
+                ids,
+                self.limits,
+                add_special_tokens=add_special_tokens,
+                constrain=self._constrain,
+            )
         except GenerationFailed as e:
             if e.error_type == "validation":
                 self.metrics.count("tgi_request_failure", 'err="validation"')
             raise
+        except ServerDies as e:
+            self._die(str(e))
+            raise GenerationFailed(message=str(e), error_type="incomplete_generation", status=500) from e
 
     async def in_worker(self, text: str, work: Callable[[str], Any]) -> Any:
         """Tokenise with ``work``: at once if the text is short, else in a validation worker."""
@@ -204,9 +236,7 @@ class Admission:
             return await asyncio.gather(*(c.future for c in collectors))
         except GenerationFailed:
             for generation in begun:
-                if not generation.timing.ended:
-                    generation.is_closed = generation.entry.is_closed = True
-                    self._release(generation)
+                self.drop(generation)
             raise
 
     def close(self) -> None:

@@ -11,6 +11,8 @@ import orjson
 
 from router_ext.devserver.generation import GenerationFailed
 from router_ext.devserver.schemas import default_parameters
+from router_ext.devserver.tool_calls import NO_TOOL, tool_error
+from router_ext.guard.grammar import functions_of, tool_schema
 
 DEFAULT_TOOL_PROMPT = (
     "\nGiven the functions available, please respond with a JSON for a function call with its proper arguments that "
@@ -21,7 +23,7 @@ _NO_TOOL = {
     "type": "function",
     "function": {
         "description": "Open ended response with no specific tool selected",
-        "name": "no_tool",
+        "name": NO_TOOL,
         "arguments": {"type": "object"},
     },
 }
@@ -78,10 +80,6 @@ def _template_error(message: str) -> GenerationFailed:
     return GenerationFailed(message=f"Template error: {message}", error_type="template_error", status=422)
 
 
-def _tool_error(message: str) -> GenerationFailed:
-    return GenerationFailed(message=f"Tool error: {message}", error_type="tool_error", status=422)
-
-
 def _raise(message: str) -> None:
     raise TemplateRaised(message)
 
@@ -131,14 +129,19 @@ def chosen_tools(body: dict[str, Any]) -> list[dict[str, Any]] | None:
     if not tools or mode == "none":
         return None
     if body["response_format"] is not None:
-        raise _tool_error("Grammar and tools are mutually exclusive")
+        raise tool_error("Grammar and tools are mutually exclusive")
     if mode == "function":
-        tools = [t for t in tools if t["function"]["name"] == name]
+        tools = [t for t in tools if t["function"]["name"] == name][:1]
         if not tools:
-            raise _tool_error(f"Tool with name {name} not found")
+            raise tool_error(f"Tool with name {name} not found")
     elif mode == "auto":
         tools = [*tools, _NO_TOOL]
     return [{"type": t["type"], "function": _function(t["function"], as_text=True)} for t in tools]
+
+
+def next_call_id(body: dict[str, Any]) -> str:
+    """Of a streamed call: how many messages with calls there are."""
+    return str(sum("tool_calls" in message for message in body["messages"]))
 
 
 def generate_parameters(body: dict[str, Any], tools: list[dict[str, Any]] | None) -> dict[str, Any]:
@@ -147,7 +150,7 @@ def generate_parameters(body: dict[str, Any], tools: list[dict[str, Any]] | None
     presence = body["presence_penalty"]
     grammar = body["response_format"]
     if tools:
-        grammar = ("json", {"properties": {"function": {"anyOf": [t["function"]["name"] for t in tools]}}})
+        grammar = ("json", tool_schema(functions_of(body["tools"], *body["tool_choice"])))
     return default_parameters(do_sample=not greedy) | {
         "temperature": None if greedy else body["temperature"],
         "repetition_penalty": None if presence is None else presence + 2.0,

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import errno
+import os
 import signal
 import socket
 import sys
@@ -19,17 +20,30 @@ from router_ext.devserver.admission import Admission
 from router_ext.devserver.app import App
 from router_ext.devserver.chat import ChatTemplate
 from router_ext.devserver.codec import Codec
+from router_ext.devserver.constraints import compiled
 from router_ext.devserver.endpoint import Identity
 from router_ext.devserver.engine import Engine
 from router_ext.devserver.faults import Faults
+from router_ext.devserver.grammars import Grammars
+from router_ext.devserver.hazards import Hazards
 from router_ext.devserver.http import Connection, Connections
 from router_ext.devserver.metrics import Metrics
 from router_ext.devserver.runner import Runner
-from router_ext.devserver.validation import Limits
+from router_ext.devserver.validation import Constrain, Limits
 from router_ext.tgi_model import Batcher, BatchRules, StepTime
 
 _FOLDER = Path(".fairlane/model")
 _TORCH_POSITIONS = 8192
+
+
+DIED = 134
+"""Exit status where TGI's process would have died: what a shell makes of an abort."""
+
+
+def die(why: str) -> None:
+    """Ends the process at once."""
+    print(f"devserver: {why}", file=sys.stderr, flush=True)
+    os._exit(DIED)
 
 
 def _switch(text: str) -> bool:
@@ -73,7 +87,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sim.add_argument("--sim-chunking", type=_switch, default=True, metavar="on|off", help="chunked prefill")
     sim.add_argument("--sim-block-size", type=int, default=16, help="tokens per KV block; 0 is a padded model")
     sim.add_argument("--sim-prefix-cache", type=_switch, default=False, metavar="on|off")
-    sim.add_argument("--sim-bos", type=_switch, default=False, metavar="on|off", help="the tokenizer adds BOS")
+    _add_switch(sim, "--sim-bos", help="the tokenizer adds BOS")
+    _add_switch(sim, "--sim-hazards", help="model engine: grammars have effects from a table and are not compiled")
     sim.add_argument("--sim-compute-type", default="cpu")
     sim.add_argument("--sim-threads", type=int, default=0, help="torch engine: threads; 0 leaves it to torch")
     sim.add_argument("--sim-step-ms", type=float, default=20.0, help="model engine: base of a forward")
@@ -91,6 +106,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         name = f"--sim-{field.name.replace('_', '-')}"
         kind: Callable[[str], object] = type(field.default)
         sim.add_argument(name, type=kind, default=field.default, help="fault injection")
+
+
+def _add_switch(group: argparse._ArgumentGroup, name: str, *, help: str) -> None:
+    """A flag that may stand alone, for on."""
+    group.add_argument(name, type=_switch, nargs="?", const=True, default=False, metavar="on|off", help=help)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -141,6 +161,8 @@ def _plan(args: argparse.Namespace) -> _Plan:
         raise StartError("the torch engine shares no keys and values: --sim-prefix-cache is for --engine model")
     if args.engine == "torch" and max_total > _TORCH_POSITIONS:
         raise StartError(f"the torch engine's model has {_TORCH_POSITIONS} positions. Given: {max_total}")
+    if args.engine == "torch" and args.sim_hazards:
+        raise StartError("the torch engine compiles what it is sent: --sim-hazards is for --engine model")
     chunking = args.sim_chunking and args.sim_block_size > 0
     batch_total: int = args.max_batch_total_tokens or max(16_000, max_total, args.max_batch_prefill_tokens)
     if max_input >= max_total:
@@ -223,7 +245,10 @@ def _build(args: argparse.Namespace, plan: _Plan) -> _Server:
     engine, step_time = _engine(args, codec, eos_id)
     metrics = Metrics(max_input_tokens=plan.limits.max_input_tokens, max_total_tokens=plan.limits.max_total_tokens)
     faults = Faults(**{f.name: getattr(args, f"sim_{f.name}") for f in fields(Faults)})
-    admission = Admission(limits=plan.limits, codec=codec, metrics=metrics, eos_ids=engine.eos_ids)
+    constrain: Constrain = Hazards(codec) if args.sim_hazards else compiled
+    admission = Admission(
+        limits=plan.limits, codec=codec, metrics=metrics, eos_ids=engine.eos_ids, constrain=constrain, die=die
+    )
     identity = Identity(
         model_id=args.model_id,
         compute_type=args.sim_compute_type,
@@ -241,6 +266,8 @@ def _build(args: argparse.Namespace, plan: _Plan) -> _Server:
             faults=faults,
             step_time=step_time,
             time_scale=args.sim_time_scale,
+            grammars=Grammars(codec, eos_id),
+            die=die,
             next_piece=admission.next_piece,
             on_finished=admission.finished,
             on_left=admission.left,

@@ -9,8 +9,11 @@ Both engines are driven by the same batcher:
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
 from typing import Protocol
+
+from router_ext.devserver.constraint import Constraint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,17 +31,44 @@ class Sampling:
     seed: int = 0
     top_n_tokens: int = 0
     wants_prefill: bool = False
+    constraint: Constraint | None = None
+
+
+class Guide(Protocol):
+    """Which tokens a grammar allows, state by state; -1 is the state in which it prescribes nothing any more."""
+
+    @property
+    def initial(self) -> int:
+        """State before the first token."""
+        ...
+
+    def allowed(self, state: int) -> Ids[int]:
+        """Ids that may follow in ``state``; EOS where the grammar may end."""
+        ...
+
+    def options(self, state: int) -> tuple[Ids[int], int]:
+        """(a token for each first character, the token that leaves least to come): to choose without weights."""
+        ...
+
+    def next(self, state: int, token: int) -> int:
+        """The state after a token."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One generation inside the engine. ``prompt_ids`` and ``output_ids`` are token ids; the engine appends nothing."""
+    """One generation inside the engine. ``prompt_ids`` and ``output_ids`` are token ids; the engine appends nothing.
+
+    ``guide`` binds the output; the engine moves ``guide_state`` on with each token.
+    """
 
     sequence_id: int
     prompt_ids: list[int]
     sampling: Sampling
     output_ids: list[int] = field(default_factory=list)
     prefilled: int = 0
+    guide: Guide | None = None
+    guide_state: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,18 @@ class GenerationFailed(Exception):
         self.status = status
 
 
+def invalid(message: str) -> GenerationFailed:
+    """A request refused by validation."""
+    return GenerationFailed(message=f"Input validation error: {message}", error_type="validation", status=422)
+
+
+def generation_error(message: str) -> GenerationFailed:
+    """What every request of a failed batch is told."""
+    return GenerationFailed(
+        message=f"Request failed during generation: Server error: {message}", error_type="generation", status=424
+    )
+
+
 class Sink(Protocol):
     """Where a generation's events go. Called on the event loop, never re-entered."""
 
@@ -235,5 +247,7 @@ __all__ = [
     "StopMatcher",
     "Timing",
     "Token",
+    "generation_error",
+    "invalid",
     "logprob_json",
 ]

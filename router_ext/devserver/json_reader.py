@@ -28,7 +28,8 @@ class BodyError(Exception):
     def status(self) -> int:
         return 400 if self.is_syntax else 422
 
-    def text(self, body: bytes) -> str:
+    def described(self, body: bytes) -> str:
+        """serde's message: where in the structure, what, and at which line and column."""
         path = "".join(part if part.startswith("[") else f".{part}" for part in self.path).removeprefix(".")
         what = f"{path}: {self.message}" if path else self.message
         if self.position is not None:
@@ -36,6 +37,10 @@ class BodyError(Exception):
             column = len(before) - (before.rfind(b"\n") + 1)
             line = before.count(b"\n") + 1
             what += f" at line {line} column {column}"
+        return what
+
+    def text(self, body: bytes) -> str:
+        what = self.described(body)
         if self.is_syntax:
             return f"Failed to parse the request body as JSON: {what}"
         return f"Failed to deserialize the JSON body into the target type: {what}"

@@ -8,6 +8,9 @@ changes, as on TGI's flash models: a seed is not reproducible across a cut or un
 The text is words of the vocabulary, now and then a digit, a comma, a line break, or a word of characters that take
 several tokens (emoji, other alphabets). Every unit begins with a space and is checked to be the tokenizer's own
 split; with ``noncanonical`` some are not (a word in two tokens, two line breaks in a row).
+
+Bound by a grammar, it takes a word where any text may stand, else a character that may follow: of a few mostly one
+that leads to more (so that an object has members and a tool is called), of many often the way to the nearest end.
 """
 
 from __future__ import annotations
@@ -16,10 +19,11 @@ import math
 import struct
 import zlib
 from array import array
+from collections.abc import Sequence as Ids
 from dataclasses import dataclass
 
 from router_ext.devserver.codec import REPLACEMENT, Codec
-from router_ext.devserver.engine import Sampled, Sequence
+from router_ext.devserver.engine import Guide, Sampled, Sequence
 
 _PACK = struct.Struct("<I").pack
 _NOISE = struct.Struct("<QI").pack
@@ -42,6 +46,7 @@ _UNITS = (
 )
 _AFTER_WORD = (",", ".", "\n", ";", "3", "7", "0")
 _MAX_WORDS = 4096
+_FEW, _MANY = 8, 32  # first characters that may follow: a choice of structure, of a digit or letter, of any text
 
 
 @dataclass(slots=True)
@@ -75,6 +80,7 @@ class ModelEngine:
         special_every: int = 0,
         seed: int = 0,
     ) -> None:
+        self._codec = codec
         self._eos_id = eos_id
         self._mean_tokens = mean_tokens
         self._noncanonical = noncanonical
@@ -138,11 +144,34 @@ class ModelEngine:
             state.noise += 1
         mixed = mixed * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
         mixed ^= mixed >> 29
-        token = self._next(sequence, mixed)
         logprob = _LOGPROBS[mixed >> 8 & 63]
+        guide = sequence.guide
+        if guide is not None and sequence.guide_state >= 0:
+            ids, token = self._bound(guide, sequence.guide_state, mixed >> 20)
+            sequence.guide_state = guide.next(sequence.guide_state, token)
+            top = [token, *(i for i in ids if i != token)][: sampling.top_n_tokens]
+            return Sampled(sequence, token, logprob, tuple((i, round(logprob - n * 0.5, 7)) for n, i in enumerate(top)))
+        token = self._next(sequence, mixed)
         if sampling.top_n_tokens:
             return Sampled(sequence, token, logprob, self._top(token, logprob, mixed, sampling.top_n_tokens))
         return Sampled(sequence, token, logprob)
+
+    def _bound(self, guide: Guide, state: int, pick: int) -> tuple[Ids[int], int]:
+        """(tokens to choose from, the chosen one) inside a grammar."""
+        ids, nearest = guide.options(state)
+        if len(ids) <= _FEW:
+            first = self._codec.token_bytes[nearest][:1]
+            longer = [i for i in ids if self._codec.token_bytes[i][:1] != first]
+            chosen = longer if longer and pick & 7 else ids
+            return ids, chosen[(pick >> 3) % len(chosen)]
+        if pick & (3 if len(ids) > _MANY else 1) == 0:
+            return ids, nearest
+        pick >>= 2
+        if len(ids) > _MANY:
+            word = self._words[pick % len(self._words)]
+            if guide.next(state, word) >= 0:
+                return ids, word
+        return ids, ids[pick % len(ids)]
 
     def _next(self, sequence: Sequence, mixed: int) -> int:
         output = sequence.output_ids

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from functools import partial
 from typing import Any
@@ -12,9 +13,10 @@ from router_ext.devserver import chat, schemas
 from router_ext.devserver.admission import Admission
 from router_ext.devserver.chat import ChatTemplate
 from router_ext.devserver.endpoint import JSON, Identity, read_body, start_stream, timing_headers
-from router_ext.devserver.generation import GenerationFailed
+from router_ext.devserver.generation import Generation, GenerationFailed
 from router_ext.devserver.http import Exchange
-from router_ext.devserver.sinks import ChatSink, CompletionSink, chat_logprob, usage_json
+from router_ext.devserver.sinks import ChatSink, Collected, CompletionSink, chat_logprob, usage_json
+from router_ext.devserver.tool_calls import NO_TOOL, parse_call
 
 
 class OpenAIEndpoints:
@@ -24,6 +26,7 @@ class OpenAIEndpoints:
         self._admission = admission
         self._identity = identity
         self._template = template
+        self._again: set[asyncio.Task[None]] = set()
 
     async def chat(self, exchange: Exchange) -> None:
         await self.chat_body(exchange, read_body(exchange, schemas.CHAT))
@@ -44,25 +47,52 @@ class OpenAIEndpoints:
 
     async def chat_body(self, exchange: Exchange, body: dict[str, Any]) -> None:
         self._admission.metrics.count("tgi_request_count")
+        if body["stream"]:
+            await self._stream_chat(exchange, body)
+        else:
+            await self._answer_chat(exchange, body)
+
+    async def _stream_chat(self, exchange: Exchange, body: dict[str, Any], *, is_again: bool = False) -> None:
+        """Start the stream; ``is_again``: generate without tools what was started with them."""
         prompt, tools = self.chat_prompt(body)
         parameters = chat.generate_parameters(body, tools)
         self._admission.metrics.count("tgi_request_count")
-        if body["stream"]:
-            sink = ChatSink(
-                exchange,
-                self._admission.codec,
-                model=self._shown_model(body["model"]),
-                fingerprint=self._identity.fingerprint,
-                logprobs=bool(body["logprobs"]),
-                include_usage=body["stream_options"].get("include_usage", False),
-            )
+
+        def again(generation: Generation) -> None:
+            self._admission.drop(generation)
+            plain = {**body, "tools": None, "response_format": None}
+            task = asyncio.get_running_loop().create_task(self._stream_chat(exchange, plain, is_again=True))
+            self._again.add(task)
+            task.add_done_callback(self._again.discard)
+
+        sink = ChatSink(
+            exchange,
+            self._admission.codec,
+            model=self._shown_model(body["model"]),
+            fingerprint=self._identity.fingerprint,
+            logprobs=bool(body["logprobs"]),
+            include_usage=body["stream_options"].get("include_usage", False),
+            call_id=chat.next_call_id(body) if tools else None,
+            on_no_tool=again,
+        )
+        if not is_again:
             start_stream(exchange, self._identity, len(prompt))
-            try:
-                await self._admission.begin(exchange, prompt, parameters, sink, add_special_tokens=False)
-            except GenerationFailed as e:
-                sink.on_error(None, e)
-            return
-        (found,) = await self._admission.collect(exchange, [prompt], parameters, add_special_tokens=False)
+        try:
+            await self._admission.begin(exchange, prompt, parameters, sink, add_special_tokens=False)
+        except GenerationFailed as e:
+            sink.on_error(None, e)
+
+    async def _answer_chat(self, exchange: Exchange, body: dict[str, Any]) -> None:
+        prompt, tools, found = await self._collect_chat(exchange, body)
+        message: dict[str, Any] = {"role": "assistant", "content": found.ending.generated_text}
+        if tools:
+            call = parse_call(found.ending.generated_text)
+            if call.name == NO_TOOL:
+                prompt, _, found = await self._collect_chat(exchange, {**body, "tools": None, "response_format": None})
+                message["content"] = found.ending.generated_text
+            else:
+                function = {"description": None, "name": call.name, "arguments": call.arguments_json()}
+                message = {"role": "assistant", "tool_calls": [{"id": "0", "type": "function", "function": function}]}
         ending = found.ending
         logprobs = (
             {"content": [chat_logprob(self._admission.codec, t) for t in found.tokens]} if body["logprobs"] else None
@@ -76,7 +106,7 @@ class OpenAIEndpoints:
             "choices": [
                 {
                     "index": 0,
-                    "message": {"role": "assistant", "content": ending.generated_text},
+                    "message": message,
                     "logprobs": logprobs,
                     "finish_reason": "stop" if ending.finish_reason == "eos_token" else ending.finish_reason,
                 }
@@ -85,6 +115,16 @@ class OpenAIEndpoints:
         }
         headers = [*JSON, *timing_headers(exchange, self._identity, [found], len(prompt), has_compute_time=True)]
         exchange.respond(200, headers, orjson.dumps(page))
+
+    async def _collect_chat(
+        self, exchange: Exchange, body: dict[str, Any]
+    ) -> tuple[str, list[dict[str, Any]] | None, Collected]:
+        """(prompt, tools that took part, finished generation)."""
+        prompt, tools = self.chat_prompt(body)
+        parameters = chat.generate_parameters(body, tools)
+        self._admission.metrics.count("tgi_request_count")
+        (found,) = await self._admission.collect(exchange, [prompt], parameters, add_special_tokens=False)
+        return prompt, tools, found
 
     def _shown_model(self, asked: str | None) -> str:
         return self._identity.model_id if asked in (None, "tgi") else str(asked)

@@ -13,14 +13,18 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from router_ext.devserver.engine import Engine, Sampled
+from router_ext.devserver.constraint import Constraint, Effect, Hazard
+from router_ext.devserver.engine import Engine, Guide, Sampled
 from router_ext.devserver.faults import Faults
-from router_ext.devserver.generation import Generation, GenerationFailed, Token
+from router_ext.devserver.generation import Generation, GenerationFailed, Token, generation_error
+from router_ext.devserver.grammars import CompilerGone, GrammarFailed, Grammars, ScriptedGuide
 from router_ext.devserver.metrics import Metrics
-from router_ext.devserver.validation import generation_error
 from router_ext.tgi_model import Batcher, Entry, Step, StepKind, StepTime
 
 SHARD_GONE = "error trying to connect: Connection refused (os error 111)"
+FATAL_AFTER_S = 0.2
+"""From the answers to a batch that an error of TGI's shard has failed to the end of the server."""
+
 _SLICE = 128  # tokens handed out before other connections get a turn
 
 # Tokenises and checks the prompt of a further piece: ids and its token limit, or None if it does not fit any more.
@@ -31,6 +35,7 @@ class Runner:
     """The one owner of batcher and engine.
 
     Args:
+        die: ends the process, because TGI's would have died; told why.
         step_time: how long a forward lasts; None for an engine that takes its own time.
         time_scale: virtual seconds per real second of the step-time model.
     """
@@ -44,6 +49,8 @@ class Runner:
         faults: Faults,
         step_time: StepTime | None,
         time_scale: float = 1.0,
+        grammars: Grammars,
+        die: Callable[[str], None],
         next_piece: NextPiece,
         on_finished: Callable[[Generation], None],
         on_left: Callable[[Generation], None],
@@ -54,6 +61,8 @@ class Runner:
         self._faults = faults
         self._step_time = step_time
         self._time_scale = time_scale
+        self._grammars = grammars
+        self._die = die
         self._next_piece = next_piece
         self._on_finished = on_finished
         self._on_left = on_left
@@ -104,6 +113,7 @@ class Runner:
             free_at = await self._one(step, free_at)
 
     def close(self) -> None:
+        self._grammars.close()
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -116,6 +126,14 @@ class Runner:
         await self._maybe_freeze()
         if self._faults.exit_after_steps and self._steps >= self._faults.exit_after_steps:
             os._exit(1)
+        try:
+            if await self._bind(step):
+                started = 0.0
+        except GrammarFailed as e:
+            self._fail(step, str(e))
+            if e.is_fatal:
+                asyncio.get_running_loop().call_later(FATAL_AFTER_S, self._die, f"the shard ends of an error: {e}")
+            return time.monotonic()
         began = time.monotonic()
         error = None
         sampled: list[Sampled] = []
@@ -143,6 +161,46 @@ class Runner:
         metrics.observe("tgi_batch_filter_duration", done - handing_out, method)
         metrics.observe("tgi_batch_inference_duration", done - began, method)
         return due
+
+    async def _bind(self, step: Step) -> bool:
+        """Give newcomers with a grammar their guides; nobody gets a token meanwhile, and ``/health`` hangs.
+
+        Returns:
+            whether that took time.
+
+        Raises:
+            GrammarFailed: one of the grammars does not compile, which fails the whole batch.
+        """
+        waiting = [s for entry in step.admitted if (s := entry.owner.sequence).sampling.constraint is not None]
+        if not waiting:
+            return False
+        self._thawed.clear()
+        try:
+            for sequence in waiting:
+                sequence.guide = guide = await self._guide_of(sequence.sampling.constraint)
+                sequence.guide_state = -1 if guide is None else guide.initial
+        except CompilerGone as e:
+            self._die(str(e))
+        finally:
+            self._thawed.set()
+        return True
+
+    async def _guide_of(self, constraint: Constraint) -> Guide | None:
+        if constraint.hazard is not None:
+            await self._suffer(constraint.hazard)
+            return ScriptedGuide(constraint.script, min(self._engine.eos_ids)) if constraint.script else None
+        return await self._grammars.guide(constraint.regex)
+
+    async def _suffer(self, hazard: Hazard) -> None:
+        match hazard.effect:
+            case Effect.STALL:
+                await asyncio.sleep(hazard.stall_s)
+            case Effect.FREEZE:
+                await asyncio.Event().wait()
+            case Effect.FAIL:
+                raise GrammarFailed(hazard.message, is_fatal=False)
+            case Effect.DIE:
+                self._die(hazard.message)
 
     async def _forward(self, step: Step) -> list[Sampled]:
         prefill = [(entry.owner.sequence, chunk) for entry, chunk in step.prefill]

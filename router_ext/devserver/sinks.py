@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -11,6 +12,7 @@ import orjson
 from router_ext.devserver.codec import Codec
 from router_ext.devserver.generation import Ending, Generation, GenerationFailed, Token, logprob_json
 from router_ext.devserver.http import Exchange
+from router_ext.devserver.tool_calls import NO_TOOL, CallStream, Fragment
 
 DONE = b"data: [DONE]\n\n"
 _FINISH = {"eos_token": "stop", "length": "length", "stop_sequence": "stop_sequence"}
@@ -86,10 +88,24 @@ class StreamSink:
 
 
 class ChatSink:
-    """``/v1/chat/completions`` with ``stream``."""
+    """``/v1/chat/completions`` with ``stream``.
+
+    Args:
+        call_id: of the call that tools force the answer into, None where the answer is text.
+        on_no_tool: called when the model declines to call; this sink is then done with.
+    """
 
     def __init__(
-        self, exchange: Exchange, codec: Codec, *, model: str, fingerprint: str, logprobs: bool, include_usage: bool
+        self,
+        exchange: Exchange,
+        codec: Codec,
+        *,
+        model: str,
+        fingerprint: str,
+        logprobs: bool,
+        include_usage: bool,
+        call_id: str | None = None,
+        on_no_tool: Callable[[Generation], None] = lambda _: None,
     ) -> None:
         self._exchange = exchange
         self._codec = codec
@@ -99,28 +115,52 @@ class ChatSink:
         )
         self._logprobs = logprobs
         self._include_usage = include_usage
+        self._call = None if call_id is None else CallStream()
+        self._call_id = call_id
+        self._on_no_tool = on_no_tool
+        self._is_over = False
 
     def _head(self) -> bytes:
         return b'data: {"object":"chat.completion.chunk","id":"","created":%d%b' % (int(time.time()), self._tail)
 
     def on_token(self, generation: Generation, token: Token, ending: Ending | None) -> None:
-        content = b'""' if token.special else orjson.dumps(token.text)
-        logprobs = orjson.dumps({"content": [chat_logprob(self._codec, token)]}) if self._logprobs else b"null"
-        finish = b"null" if ending is None else b'"%b"' % _FINISH[ending.finish_reason].encode()
-        chunk = (
-            b'%b{"index":0,"delta":{"role":"assistant","content":%b},"logprobs":%b,"finish_reason":%b}],"usage":null}\n\n'
-            % (self._head(), content, logprobs, finish)
-        )
-        if ending is None:
-            self._exchange.event(chunk)
+        if self._is_over:
             return
-        if self._include_usage:
-            self._exchange.event(chunk)
-            chunk = b'%b],"usage":%b}\n\n' % (
-                self._head(),
-                usage_json(generation.input_length, ending.generated_tokens),
+        if self._call is None:
+            delta = b'"content":%b' % (b'""' if token.special else orjson.dumps(token.text))
+        else:
+            found = self._call.push(token.text, is_special=token.special)
+            if found == NO_TOOL:
+                self._is_over = True
+                self._on_no_tool(generation)
+                return
+            delta = b"" if not isinstance(found, Fragment) else self._fragment(found)
+        chunks = []
+        if delta:
+            logprobs = orjson.dumps({"content": [chat_logprob(self._codec, token)]}) if self._logprobs else b"null"
+            finish = b"null" if ending is None else b'"%b"' % _FINISH[ending.finish_reason].encode()
+            chunks.append(
+                b'%b{"index":0,"delta":{"role":"assistant",%b},"logprobs":%b,"finish_reason":%b}],"usage":null}\n\n'
+                % (self._head(), delta, logprobs, finish)
             )
-        self._exchange.last_event(chunk, then=DONE)
+        if ending is not None and self._include_usage:
+            usage = usage_json(generation.input_length, ending.generated_tokens)
+            chunks.append(b'%b],"usage":%b}\n\n' % (self._head(), usage))
+        if ending is not None:
+            chunks.append(DONE)
+        for chunk in chunks[:-1]:
+            self._exchange.event(chunk)
+        if ending is not None:
+            self._exchange.last_event(DONE)
+        elif chunks:
+            self._exchange.event(chunks[-1])
+
+    def _fragment(self, fragment: Fragment) -> bytes:
+        if fragment.text is None:
+            return b'"content":""'
+        function = {"name": fragment.name, "arguments": fragment.text}
+        call = {"index": 0, "id": self._call_id, "type": "function", "function": function}
+        return b'"tool_calls":[%b]' % orjson.dumps(call)
 
     def on_error(self, generation: Generation | None, error: GenerationFailed) -> None:
         self._exchange.last_event(openai_error_event(error), then=DONE)

@@ -1,6 +1,6 @@
 """Next tokens from logits, as TGI's token chooser picks them.
 
-Order: watermark, repetition penalty, frequency penalty, then the warpers temperature, top-k, top-p, typical-p.
+Order: watermark, repetition penalty, frequency penalty, grammar, then the warpers temperature, top-k, top-p, typical-p.
 Any warper switches sampling on. Log probabilities and top tokens are those after all of them. Penalties count the
 request's own prompt and output; a running TGI also counts the padding of its batch, which makes them depend on
 batch mates and is left out.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Rows
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,6 +43,9 @@ def choose(logits: Tensor, sequences: Rows[Sequence], generators: Rows[torch.Gen
             noise = torch.empty_like(logits[i]).exponential_(1, generator=generator)
             ids[i] = logits[i].softmax(-1).div_(noise).argmax()
     chosen = logprobs.gather(1, ids.unsqueeze(1)).squeeze(1).tolist()
+    for sequence, token_id in zip(sequences, ids.tolist(), strict=True):
+        if sequence.guide is not None and sequence.guide_state >= 0:
+            sequence.guide_state = sequence.guide.next(sequence.guide_state, token_id)
     return [
         Sampled(sequence, token_id, logprob, _top(row, sequence.sampling.top_n_tokens))
         for sequence, token_id, logprob, row in zip(sequences, ids.tolist(), chosen, logprobs, strict=True)
@@ -65,6 +69,10 @@ def _process(logits: Tensor, sequence: Sequence) -> None:
         if s.frequency_penalty != 0.0:
             share = torch.bincount(ids, minlength=logits.shape[0]).float() / len(ids)
             logits.sub_(share * s.frequency_penalty)
+    if sequence.guide is not None and sequence.guide_state >= 0:
+        allowed = torch.from_numpy(np.asarray(sequence.guide.allowed(sequence.guide_state), np.int64))
+        kept = logits[allowed]
+        logits.fill_(-torch.inf)[allowed] = kept
     if s.temperature != 1.0:
         logits.div_(s.temperature)
     if s.top_k != 0:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from router_ext.devserver.constraint import Constraint
 from router_ext.devserver.engine import Sampling
-from router_ext.devserver.generation import GenerationFailed
+from router_ext.devserver.generation import invalid
 from router_ext.tgi_model import piece_tokens
 
 
@@ -43,10 +43,6 @@ class ValidRequest:
     add_special_tokens: bool
     truncate: int | None
     decoder_input_details: bool
-
-
-def invalid(message: str) -> GenerationFailed:
-    return GenerationFailed(message=f"Input validation error: {message}", error_type="validation", status=422)
 
 
 def check_stream(parameters: dict[str, Any]) -> None:
@@ -121,33 +117,8 @@ def check_lengths(input_length: int, max_new_tokens: int | None, limits: Limits)
     return piece, total
 
 
-def check_grammar(grammar: tuple[str, Any] | None, limits: Limits) -> None:
-    """Grammars are refused, broken ones with the words of a TGI that supports them.
-
-    Raises:
-        GenerationFailed: always, if there is a grammar.
-    """
-    if grammar is None:
-        return
-    kind, value = grammar
-    if not limits.is_grammar_disabled:
-        if kind == "regex":
-            try:
-                re.compile(value)
-            except re.error as e:
-                raise generation_error("") from e
-        else:
-            schema = value["schema"] if kind == "json_schema" else value
-            if not isinstance(schema, dict) or "properties" not in schema:
-                raise invalid("grammar is not valid: Grammar must have a 'properties' field")
-    raise invalid("grammar is not supported")
-
-
-def generation_error(message: str) -> GenerationFailed:
-    """What every request of a failed batch is told."""
-    return GenerationFailed(
-        message=f"Request failed during generation: Server error: {message}", error_type="generation", status=424
-    )
+Constrain = Callable[[str, Any], Constraint | None]
+"""What a grammar of a kind, with a value, binds its generation to."""
 
 
 def validate(
@@ -157,17 +128,23 @@ def validate(
     limits: Limits,
     *,
     add_special_tokens: bool,
+    constrain: Constrain,
     make_seed: Callable[[], int] = lambda: secrets.randbits(64),
 ) -> ValidRequest:
     """The last tests, with the prompt's ids at hand (truncated from the left as asked).
 
     Raises:
-        GenerationFailed: too long, or a grammar.
+        GenerationFailed: too long, or the grammar is refused.
+        ServerDies: of its grammar.
     """
     if p["truncate"] is not None:
         ids = ids[-p["truncate"] :]
     piece, total = check_lengths(len(ids), p["max_new_tokens"], limits)
-    check_grammar(p["grammar"], limits)
+    constraint = None
+    if p["grammar"] is not None:
+        if limits.is_grammar_disabled:
+            raise invalid("grammar is not supported")
+        constraint = constrain(*p["grammar"])
     temperature = 1.0 if p["temperature"] is None else p["temperature"]
     top_p = 1.0 if p["top_p"] is None else p["top_p"]
     typical_p = 1.0 if p["typical_p"] is None else p["typical_p"]
@@ -185,6 +162,7 @@ def validate(
         seed=make_seed() if p["seed"] is None else p["seed"],
         top_n_tokens=p["top_n_tokens"] or 0,
         wants_prefill=p["decoder_input_details"],
+        constraint=constraint,
     )
     return ValidRequest(
         inputs=inputs,

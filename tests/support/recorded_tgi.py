@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.exchange import call, events
+from support.exchange import call
 from support.modelserver import ModelServer
 
 FOLDER = Path(__file__).parents[1] / "conformance" / "transcripts"
@@ -16,24 +16,11 @@ MAY_DIFFER = {"date", "content-length", "connection"}
 # Values that no weights change; text/plain bodies and errors are compared whole.
 ALWAYS = {"error", "error_type", "object", "index", "role", "http_status_code", "prompt_tokens", "input_length", "id"}
 OF_TOKENS = {"text", "generated_text", "content", "token", "special", "finish_reason", "generated_tokens"}
-OF_TOKENS |= {"completion_tokens", "total_tokens", "id"}
+OF_TOKENS |= {"completion_tokens", "total_tokens", "id", "name", "arguments"}
 
-# Grammars, and tools that need one, are refused as by a TGI under --disable-grammar-support.
-REFUSED = {
-    "grammar regex",
-    "grammar json",
-    "grammar",
-    "tools required",
-    "tools auto",
-    "response_format json_object",
-    "response_format json_schema",
-    "stream tools required",
-    "stream tools auto",
-}
 # Limits in force when the exchanges were recorded: of errors.jsonl, and of the others.
 NARROW = ("--max-input-tokens", "200", "--max-total-tokens", "300")
 WIDE = ("--max-input-tokens", "2048", "--max-total-tokens", "4096")
-NOT_SUPPORTED = "Input validation error: grammar is not supported"
 
 
 def exchanges(*files: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -163,13 +150,3 @@ def warm_up(server: ModelServer) -> None:
     """One request, as the recorded server had had before its first metrics page was taken."""
     status, _, _ = call(server.port, "POST", "/generate", {"inputs": "Hi", "parameters": {"max_new_tokens": 5}})
     assert status == 200
-
-
-def refusal_of(exchange: dict[str, Any], status: int, body: bytes) -> str:
-    """The refusal of a grammar in the shape of the endpoint."""
-    if exchange["request"]["body"].get("stream") or exchange["request"]["path"] == "/generate_stream":
-        assert status == 200
-        error = events(body)[0]["error"]
-        return error["message"] if isinstance(error, dict) else error
-    assert status == 422
-    return json.loads(body)["error"]

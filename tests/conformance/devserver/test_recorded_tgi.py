@@ -9,13 +9,10 @@ import pytest
 from support.modelserver import ModelServer, model_server
 from support.recorded_tgi import (
     NARROW,
-    NOT_SUPPORTED,
-    REFUSED,
     WIDE,
     cases,
     differences,
     exchanges,
-    refusal_of,
     replayed,
     warm_up,
 )
@@ -41,9 +38,6 @@ def narrow() -> Iterator[ModelServer]:
 @cases(ORDINARY)
 def test_model_engine_answers_as_recorded(wide: ModelServer, exchange: dict[str, Any]) -> None:
     status, headers, body = replayed(wide.port, exchange)
-    if exchange["name"] in REFUSED:
-        assert refusal_of(exchange, status, body) == NOT_SUPPORTED
-        return
     assert differences(exchange, status, headers, body, same_weights=False) == []
 
 

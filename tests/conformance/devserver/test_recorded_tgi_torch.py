@@ -8,13 +8,10 @@ from typing import Any
 import pytest
 from support.modelserver import ModelServer, model_server
 from support.recorded_tgi import (
-    NOT_SUPPORTED,
-    REFUSED,
     WIDE,
     cases,
     differences,
     exchanges,
-    refusal_of,
     replayed,
     warm_up,
 )
@@ -33,7 +30,4 @@ def wide() -> Iterator[ModelServer]:
 @cases(ORDINARY)
 def test_answers_as_recorded(wide: ModelServer, exchange: dict[str, Any]) -> None:
     status, headers, body = replayed(wide.port, exchange)
-    if exchange["name"] in REFUSED:
-        assert refusal_of(exchange, status, body) == NOT_SUPPORTED
-        return
     assert differences(exchange, status, headers, body, same_weights=True) == []
