@@ -387,6 +387,7 @@ class Router:
                     waste_tokens=stats.waste_tokens,
                     predictions=engine.foresight.by_source,
                     prediction_fallbacks=engine.foresight.fallbacks,
+                    is_length_model_refused=engine.foresight.refused is not None,
                     slice_level=stats.slice_level,
                 )
             )

@@ -74,6 +74,7 @@ class PoolReading:
     waste_tokens: float
     predictions: dict[str, int]
     prediction_fallbacks: dict[str, int]
+    is_length_model_refused: bool
     slice_level: float
 
 
@@ -192,6 +193,11 @@ def _pool_metrics(readings: list[PoolReading]) -> Iterable[Metric]:
         "Answers of models with a length model that had to do without it, by reason.",
         labels=["model", "reason"],
     )
+    refused = GaugeMetricFamily(
+        "fairlane_prediction_model_refused",
+        "1 while the length model that is configured cannot be used; the one before answers, or none.",
+        labels=labels,
+    )
     level = GaugeMetricFamily(
         "fairlane_slice_level_ratio",
         "Quantile of what is left of a predicted answer that is asked of a backend at once, mean of the last slices.",
@@ -203,6 +209,7 @@ def _pool_metrics(readings: list[PoolReading]) -> Iterable[Metric]:
             predictions.add_metric([r.pool, source], count)
         for reason, count in r.prediction_fallbacks.items():
             fallbacks.add_metric([r.pool, reason], count)
+        refused.add_metric(name, r.is_length_model_refused)
         level.add_metric(name, r.slice_level)
         inflight.add_metric(name, r.running)
         parked.add_metric(name, r.parked)
@@ -216,7 +223,7 @@ def _pool_metrics(readings: list[PoolReading]) -> Iterable[Metric]:
         for trigger, count in r.preempted_total.items():
             preempted.add_metric([r.pool, trigger], count)
         waste.add_metric(name, r.waste_tokens)
-    return inflight, parked, bound, gap, bound_s, gap_s, preempted, waste, predictions, fallbacks, level
+    return inflight, parked, bound, gap, bound_s, gap_s, preempted, waste, predictions, fallbacks, refused, level
 
 
 def _tenant_metrics(readings: list[TenantReading]) -> Iterable[Metric]:

@@ -2,7 +2,7 @@
 
 One child process, started once the router serves and again, with a growing delay, whenever it ends. It is killed if it
 leaves a question unanswered for ``HANG_S``. While it is away, or has too much to do, questions are not asked: the
-caller has its fallback at once.
+caller has its fallback at once. A model that ``MAX_DEATHS`` workers did not survive loading is loaded no more.
 
 The child gets the same priority as the router: its answer is awaited for some milliseconds only, and a lower one
 would make it late exactly when the machine is busy. It ends by itself when the socket closes, however the router ends.
@@ -36,7 +36,6 @@ from router_ext.predict.messages import (
     Frames,
     FromWorker,
     Ready,
-    ToWorker,
     frame,
 )
 from router_ext.predict.state import SAVE_INTERVAL_S
@@ -60,6 +59,8 @@ END_LIMIT_S = 5.0
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 30.0
 _STABLE_S = 60.0
 """A worker that lived for so long is started again without delay."""
+MAX_DEATHS = 3
+"""Workers that may end while they load one model; then it is given up, until this process ends."""
 
 
 class Listener(Protocol):
@@ -113,6 +114,10 @@ class PredictionClient:
         self._wanted: dict[str, Assign] = {}
         self._good: dict[str, Assign] = {}
         """The last model of each pool that was loaded: what answers if the wanted one is refused."""
+        self._loading: list[Assign] = []
+        """Sent to the worker, which loads them in this order, and not answered yet."""
+        self._deaths: dict[str, int] = {}
+        """Of workers, by the digest of what they were loading, since it was loaded last."""
         self._waiting: dict[int, tuple[asyncio.Future[Answer | None], float]] = {}
         # The loop's clock moves in milliseconds, once a turn.
         self._clock = time.perf_counter
@@ -169,13 +174,43 @@ class PredictionClient:
         if digest is None:
             self._wanted.pop(pool, None)
             self._good.pop(pool, None)
+            self._loading = [order for order in self._loading if order.pool != pool]
+            self._send(message)
         else:
             self._wanted[pool] = message
-        self._send(message)
+            if self._is_given_up(digest):
+                self._refuse(message)
+            else:
+                self._send(message)
 
-    def _send(self, message: ToWorker) -> None:
+    def _send(self, message: Assign) -> None:
         if self.state == "up" and self._transport is not None:
+            if message.digest is not None:
+                self._loading.append(message)
             self._transport.write(frame(message))
+
+    # --- models that kill -------------------------------------------------------------------------------------------
+
+    def _is_given_up(self, digest: str | None) -> bool:
+        return digest is not None and self._deaths.get(digest, 0) >= MAX_DEATHS
+
+    def _refuse(self, order: Assign) -> None:
+        """A model that was given up will not be tried: the one before stays."""
+        good = self._good.get(order.pool)
+        current = None if good is None or self._is_given_up(good.digest) else good.digest
+        reason = f"the worker ended {MAX_DEATHS} times while it loaded this model: {self.why_down}"
+        self._listener.model_assigned(Assigned(order.pool, order.digest, current, reason))
+
+    def _blame(self) -> None:
+        """A worker has ended by itself: what it was loading may be why."""
+        loading, self._loading = self._loading, []
+        digest = loading[0].digest if loading else None
+        if digest is None:
+            return
+        self._deaths[digest] = self._deaths.get(digest, 0) + 1
+        if self._deaths[digest] == MAX_DEATHS:
+            for order in [order for order in self._wanted.values() if order.digest == digest]:
+                self._refuse(order)
 
     def _look(self) -> None:
         """Nobody waits longer than the limit for a worker that hangs."""
@@ -200,6 +235,7 @@ class PredictionClient:
             failures = 0 if self._loop.time() - since >= _STABLE_S else failures + 1
             _log.warning("predictor.worker_ended", reason=self.why_down, failures=failures)
             self._listener.worker_ended()
+            self._blame()
             if failures:
                 await asyncio.sleep(min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2.0 ** (failures - 1)))
             self.restarts += 1
@@ -275,6 +311,7 @@ class PredictionClient:
                 self._listener.batch_answered(count, message.seconds)
             case Assigned():
                 wanted = self._wanted.get(message.pool)
+                self._loaded(message)
                 if wanted is not None and message.refused is None and wanted.digest == message.digest:
                     self._good[message.pool] = wanted
                 self._listener.model_assigned(message)
@@ -283,9 +320,18 @@ class PredictionClient:
                 _log.info("predictor.worker_ready", pid=message.pid, known=message.known)
                 for pool, wanted in self._wanted.items():
                     good = self._good.get(pool)
-                    if good is not None and good.digest != wanted.digest:
+                    if good is not None and good.digest != wanted.digest and not self._is_given_up(good.digest):
                         self._send(good)
-                    self._send(wanted)
+                    if not self._is_given_up(wanted.digest):
+                        self._send(wanted)
+
+    def _loaded(self, outcome: Assigned) -> None:
+        """One model less is being loaded, and it killed nobody."""
+        for at, order in enumerate(self._loading):
+            if (order.pool, order.digest) == (outcome.pool, outcome.digest):
+                del self._loading[at]
+                self._deaths.pop(order.digest or "", None)
+                return
 
     def _resolve(self, question: int, answer: Answer | None) -> None:
         found = self._waiting.pop(question, None)

@@ -191,18 +191,22 @@ class Worker:
                 self._tell(order, model, None)
 
     def _tell(self, order: Assign, model: Any, refused: str | None) -> None:
+        """Have the main thread say what became of an order, and wait for it: should the next model end this process,
+        the router must not take this one for the culprit."""
         pool, digest = order.pool, order.digest
+        is_told = threading.Event()
 
         def finish() -> None:
-            if pool not in self._wanted or digest is None:
-                return  # taken away meanwhile
-            if refused is None:
-                self._service.assign(pool, digest, model)
-                self._current[pool] = digest
-            self._send(Assigned(pool, digest, self._current.get(pool), refused))
+            if pool in self._wanted and digest is not None:  # else it was taken away meanwhile
+                if refused is None:
+                    self._service.assign(pool, digest, model)
+                    self._current[pool] = digest
+                self._send(Assigned(pool, digest, self._current.get(pool), refused))
+            is_told.set()
 
         self._loaded.put(finish)
         os.write(self._wake_write, b"\0")
+        is_told.wait()
 
 
 def _read(path: Path, digest: str) -> bytes:

@@ -119,6 +119,7 @@ async def test_a_model_s_answer_is_what_the_scheduler_and_the_books_are_told(tmp
         page = told.world.router.metrics.page().decode()
         assert 'fairlane_predictions_total{model="main",source="model"} 1.0' in page
         assert "fairlane_prediction_seconds_count 1.0" in page
+        assert 'fairlane_prediction_model_refused{model="main"} 0.0' in page
 
 
 async def test_the_worker_is_told_how_a_request_is_sampled(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from router_ext.predict import client as clients
-from router_ext.predict.client import MAX_OUTSTANDING, PredictionClient
+from router_ext.predict.client import MAX_DEATHS, MAX_OUTSTANDING, PredictionClient
 from router_ext.predict.messages import Answer, Ask, Assigned, Ended
 
 SUPPORT = str(Path(__file__).parents[2])
@@ -187,6 +187,53 @@ async def test_models_are_loaded_by_digest_refused_and_taken_away(tmp_path: Path
         answer = await asked(client)
         assert answer is not None
         assert answer.model is None
+
+
+async def test_a_model_that_kills_the_worker_is_given_up_and_the_one_before_stays(tmp_path: Path) -> None:
+    def artifact(data: bytes) -> tuple[str, str]:
+        digest = sha256(data).hexdigest()
+        (tmp_path / digest).write_bytes(data)
+        return digest, str(tmp_path / digest)
+
+    async def model() -> str | None:
+        answer = await asked(client)
+        assert answer is not None
+        return answer.model
+
+    (good, path), (deadly, deadly_path), (other, other_path) = map(artifact, (b"model one", b"deadly", b"model two"))
+    async with running("plain", tmp_path) as (client, heard):
+        for pool in ("pol", "second"):
+            client.assign(pool, good, path)
+        await until(lambda: len(heard.outcomes) == 2)
+        client.assign("pol", deadly, deadly_path)
+        await until(lambda: heard.ends == MAX_DEATHS and client.is_up)
+        told = [outcome for outcome in heard.outcomes if outcome.digest == deadly]
+        reason = f"the worker ended {MAX_DEATHS} times while it loaded this model: it ended"
+        assert told == [Assigned("pol", deadly, good, reason)]
+        await until(lambda: heard.outcomes[-2:] == [Assigned(pool, good, good) for pool in ("pol", "second")])
+        assert await model() == good
+        # Wanted again, also by a pool that has none, it is refused at once.
+        client.assign("third", deadly, deadly_path)
+        assert heard.outcomes[-1] == Assigned("third", deadly, None, reason)
+        client.assign("pol", other, other_path)
+        await until(lambda: heard.outcomes[-1] == Assigned("pol", other, other))
+        assert await model() == other
+        assert heard.ends == MAX_DEATHS
+    async with running("plain", tmp_path) as (client, heard):
+        client.assign("pol", deadly, deadly_path)
+        await until(lambda: heard.ends == 1)
+
+
+async def test_a_worker_that_ends_otherwise_gives_up_no_model(tmp_path: Path) -> None:
+    digest = sha256(b"model").hexdigest()
+    (tmp_path / digest).write_bytes(b"model")
+    async with running("dies", tmp_path) as (client, heard):
+        client.assign("pol", digest, str(tmp_path / digest))
+        for number in range(1, MAX_DEATHS + 2):
+            await until(lambda: client.is_up and len(heard.outcomes) == number)  # noqa: B023 - awaited at once
+            assert await asked(client) is None
+            await until(lambda: heard.ends == number)  # noqa: B023
+        assert all(outcome.refused is None for outcome in heard.outcomes)
 
 
 async def test_a_worker_to_come_has_the_models_of_the_one_before(tmp_path: Path) -> None:
