@@ -298,6 +298,8 @@ class App:
                 generations.append(TextGeneration(engine, call, spec=spec, flow=flow, index=index))
         call.begin(generations)
         engine.submit(call, generations)
+        if slot.is_open:  # else it was refused
+            foresight.count()
         return client
 
     def _identify(self, request: Request) -> Identity:

@@ -45,7 +45,7 @@ class PoolForesight:
     Attributes:
         wanted: digest of the model its configuration names. digest: of the one that answers.
         refused: why they differ, None while there is nothing to say.
-        by_source, fallbacks: requests so far, as in ``wire.controlplane.PoolState``.
+        by_source, fallbacks: requests queued so far, as in ``wire.controlplane.PoolState``.
     """
 
     wanted: str | None = None
@@ -125,7 +125,12 @@ class Foresight:
                 _take(foreseen, asked, pool.digest)
             if pool.digest is None:
                 foreseen.reason = None
-            elif foreseen.reason is not None:
+
+    def count(self) -> None:
+        """The request was queued: what is refused needs no prediction, and is in no book."""
+        pool = self._pool
+        for foreseen in self.answers:
+            if foreseen.reason is not None:
                 pool.fallbacks[foreseen.reason] = pool.fallbacks.get(foreseen.reason, 0) + 1
             pool.by_source[foreseen.source] = pool.by_source.get(foreseen.source, 0) + 1
 

@@ -259,6 +259,24 @@ async def test_of_several_prompts_each_is_predicted_and_none_is_learned_from(tmp
         assert told.engine.foresight.by_source == {"model": 3}
 
 
+async def test_what_is_refused_is_not_counted(tmp_path: Path) -> None:
+    async with foretold(tmp_path) as told:
+        tenants = told.world.setup.tenants
+        for name in tenants:
+            tenants[name] = msgspec.structs.replace(tenants[name], max_queued=1)
+        await told.world.router.apply(told.world.setup.snapshot())
+        told.world.generation = stream(3, ending=Ending.HANG)
+        body = BODY | {"parameters": {"max_new_tokens": 1_000}}
+        peers = [Peer(told.world, "/generate_stream", body) for _ in range(30)]
+        await until(lambda: told.world.router.ledger.running + sum(peer.status == 429 for peer in peers) == 30)
+        n_refused = sum(peer.status == 429 for peer in peers)
+        assert 0 < n_refused < 30
+        assert sum(told.engine.foresight.by_source.values()) == 30 - n_refused
+        for peer in peers:
+            peer.exchange.connection_lost()
+            await peer.wait()
+
+
 async def test_the_worker_hears_of_every_end(tmp_path: Path) -> None:
     async with foretold(tmp_path) as told:
         for expected in range(3):
