@@ -90,6 +90,7 @@ def evaluate(
     cold = judge.cold(predictor)
     result: dict[str, Any] = {
         "model": {**judge.figures(cold.quantiles), "predict_us": judge.predict_us(artifact)},
+        "whole": judge.whole(cold),
         "warm": judge.warm(predictor, cold),
         "stream": judge.stream(predictor, cold),
         "runaway": runaway_figures(cold.runaway, judge.tokens, RUNAWAY_TOKENS),
@@ -160,6 +161,12 @@ class _Judge:
 
     def figures(self, quantiles: Floats) -> dict[str, float]:
         return _rounded(interval_figures(quantiles, self.tokens))
+
+    def whole(self, cold: _Cold) -> dict[str, float]:
+        """Of answers that came to their own end: the others are judged as if the limit had been theirs."""
+        of = np.array([answer.is_complete for answer in self.rows])
+        found = _rounded(interval_figures(cold.quantiles[of], self.tokens[of])) if of.any() else {}
+        return {"rows": int(of.sum()), **found}
 
     def request(self, i: int, correction: float = 0.0, n_answers: int = 0) -> Request:
         answer = self.rows[i]

@@ -107,7 +107,7 @@ def _print(found: Mapping[str, Any]) -> None:
     for title in _COLUMNS.values():
         table.add_column(title, justify="right", no_wrap=True)
     rows = {"cold": found["model"], **{f"  {name}": of for name, of in found.get("ablations", {}).items()}}
-    rows |= {"with histories": found["stream"], "warm": found["warm"]}
+    rows |= {"whole answers": found["whole"], "with histories": found["stream"], "warm": found["warm"]}
     rows |= {"  same rows, cold": found["warm"].get("cold_same_rows") or {}}
     rows |= dict(found["baselines"])
     for name, of in rows.items():

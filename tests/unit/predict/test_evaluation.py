@@ -155,6 +155,8 @@ def test_the_commands_train_judge_and_show(tmp_path: Path, capfd: pytest.Capture
     )
     assert set(found["model"]["predict_us"]) == {"p50", "p99"}
     assert {"global_median", "model_median", "tenant_last5_mean", "empirical_quantiles"} <= set(found["baselines"])
+    assert found["whole"]["rows"] == sum(answer.is_complete for answer in answers) < len(answers)
+    assert found["whole"]["mae"] != found["model"]["mae"]
     assert found["model"]["mae"] < found["baselines"]["global_median"]["mae"]
     assert found["data"]["test_prompts_seen_in_training"] == n_prompts
     assert found["data"]["seen_by_model"] == {"prompts": n_prompts, "of": n_prompts}
