@@ -42,6 +42,7 @@ COMMANDS: Mapping[str, Command | Mapping[str, Command]] = {
     ),
     "demo": {
         "incident": Command("router_ext.ops.incident", "two tenants, one flood, one policy after another", "client"),
+        "predictor": Command("router_ext.ops.predictor.demo", "traffic, and a length model that learns it", "client"),
     },
     "bench": {
         "scheduler": Command("router_ext.ops.bench_scheduler", "time of one scheduling decision", runs_core=True),

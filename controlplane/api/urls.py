@@ -20,6 +20,7 @@ from controlplane.training.api import (
     DriftView,
     JobViewSet,
     PromotionViewSet,
+    RunningView,
     SamplesView,
 )
 from controlplane.usage.api import QuarantineViewSet, RequestView, UsageReportView
@@ -47,6 +48,7 @@ urlpatterns = [
     path("requests/<path:request_id>", RequestView.as_view(), name="request"),
     path("predictor/accuracy", AccuracyView.as_view(), name="predictor-accuracy"),
     path("predictor/drift", DriftView.as_view(), name="predictor-drift"),
+    path("predictor/routers", RunningView.as_view(), name="predictor-routers"),
     path("predictor/samples", SamplesView.as_view(), name="predictor-samples"),
     path("usage/report", UsageReportView.as_view(), name="usage-report"),
     path("", include(router.urls)),

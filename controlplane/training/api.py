@@ -14,12 +14,12 @@ from rest_framework.decorators import action
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from controlplane.common.actor import Actor
+from controlplane.common.actor import Actor, Scope
 from controlplane.common.clock import utc_now
 from controlplane.common.errors import Invalid, NotFound
 from controlplane.common.rest import IDEMPOTENCY_KEY, PROBLEMS, StrictSerializer, UseCaseViewSet
 from controlplane.fleet.models import Pool
-from controlplane.fleet.queries import find_pool
+from controlplane.fleet.queries import find_pool, live_heartbeats
 from controlplane.training import actions, promotion, queries
 from controlplane.training.models import Artifact, Dataset, DriftState, Evaluation, Job, JobKind, Promotion
 from controlplane.usage.accuracy import PREDICTORS, Figures, accuracy
@@ -442,3 +442,41 @@ class SamplesView(APIView):
     def get(self, request: Any) -> Response:
         counts = queries.sample_counts(actor=request.actor)
         return Response(SampleCountsSerializer({"as_of": queries.samples_as_of(), "pools": counts}).data)
+
+
+class RunningSerializer(serializers.Serializer[Any]):
+    """What one router predicts one pool's lengths with, by its last heartbeat."""
+
+    router = serializers.CharField(help_text="The router's instance")
+    pool = serializers.CharField()
+    length_model = serializers.CharField(allow_null=True, help_text="Digest of the trained model; null for none")
+    refused = serializers.CharField(allow_null=True, help_text="Why it does not run the one it was told to")
+    fallback = serializers.CharField(allow_null=True, help_text="Digest of the empirical quantiles")
+    predictions_total = serializers.DictField(child=serializers.IntegerField(), help_text="Since its start, by source")
+    fallbacks_total = serializers.DictField(child=serializers.IntegerField(), help_text="Since its start, by reason")
+
+
+class RunningListSerializer(serializers.Serializer[Any]):
+    routers = RunningSerializer(many=True)
+
+
+class RunningView(APIView):
+    """Which models the routers run, of those that were heard of within 15 seconds."""
+
+    @extend_schema(operation_id="predictor_routers", responses={200: RunningListSerializer, **PROBLEMS})
+    def get(self, request: Any) -> Response:
+        request.actor.require(Scope.READ)
+        found = [
+            {
+                "router": instance,
+                "pool": state.pool,
+                "length_model": state.length_model_digest,
+                "refused": state.length_model_refused,
+                "fallback": state.predictor_digest,
+                "predictions_total": state.predictions_total,
+                "fallbacks_total": state.prediction_fallbacks_total,
+            }
+            for instance, beat in sorted(live_heartbeats().items())
+            for state in beat.pools
+        ]
+        return Response(RunningListSerializer({"routers": found}).data)

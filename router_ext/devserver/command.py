@@ -97,6 +97,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sim.add_argument("--sim-step-context-token-ms", type=float, default=0.0, help="... and per token of context")
     sim.add_argument("--sim-time-scale", type=float, default=1.0, help="model engine: how much faster time runs")
     sim.add_argument("--sim-mean-tokens", type=int, default=256, help="mean length of an answer; 0 never ends one")
+    sim.add_argument(
+        "--sim-lengths",
+        choices=("mean", "asked"),
+        default="mean",
+        help="model engine: `asked` answers chats at about the length of the first number in them",
+    )
     sim.add_argument("--sim-noncanonical", type=_switch, default=False, metavar="on|off", help="odd token splits")
     sim.add_argument("--sim-special", type=int, default=0, help="a special token every so many; 0 never makes one")
     sim.add_argument("--sim-tokenizer", choices=("smollm2", "toy"), default="smollm2")
@@ -287,6 +293,7 @@ def _engine(args: argparse.Namespace, codec: Codec, eos_id: int) -> tuple[Engine
         codec,
         eos_id=eos_id,
         mean_tokens=args.sim_mean_tokens,
+        obeys_numbers=args.sim_lengths == "asked",
         noncanonical=args.sim_noncanonical,
         special_every=args.sim_special,
         seed=args.sim_seed,

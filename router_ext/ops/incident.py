@@ -30,13 +30,12 @@ from text_generation import AsyncClient
 from router_ext.core.config import policy_names
 from router_ext.errors import SettingsError
 from router_ext.ops.credentials import Credentials, read_credentials
+from router_ext.ops.rest import Rest
 
 CHATBOT, BATCH = "chatbot", "batch"
 POLICIES = ("fifo", "slo-fair")
 CLIENT_TIMEOUT_S = 600
 TABLE_WIDTH = 96
-APPLY_LIMIT_S = 10.0
-"""How long a policy switch may take to reach every router; two seconds are promised."""
 
 _WORDS = (
     "river market engine window signal garden letter harbor copper planet winter bridge ticket valley "
@@ -192,44 +191,24 @@ class PolicySwitch:
     """The pool's policy by the control plane's REST API, with an operator's token."""
 
     def __init__(self, session: aiohttp.ClientSession, credentials: Credentials) -> None:
-        self._session = session
-        self._url = f"{credentials.console_url}/api/v1"
-        self._headers = {"Authorization": f"Bearer {credentials.operator_token}"}
+        self._rest = Rest(session, credentials)
         self._pool_name = credentials.pool
-
-    async def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        async with self._session.request(method, self._url + path, json=body, headers=self._headers) as answer:
-            if answer.status >= 400:
-                raise SettingsError(f"{method} {path} answered {answer.status}: {(await answer.text())[:300]}")
-            result: dict[str, Any] = await answer.json()
-            return result
 
     async def pool(self) -> dict[str, Any]:
         """The demo pool as the API shows it."""
-        pools = await self._call("GET", "/pools")
-        for pool in pools["results"]:
-            if pool["name"] == self._pool_name:
-                found: dict[str, Any] = pool
-                return found
-        raise SettingsError(f"no pool named {self._pool_name!r} in the control plane")
+        pool = await self._rest.pool(self._pool_name)
+        if pool is None:
+            raise SettingsError(f"no pool named {self._pool_name!r} in the control plane")
+        return pool
 
     async def set(self, policy: str) -> float:
         """Choose ``policy`` and wait until every live router runs it; returns the seconds it took."""
         begun = time.monotonic()
         pool = await self.pool()
         if pool["policy"] != policy:
-            await self._call("PATCH", f"/pools/{pool['id']}", {"policy": policy})
-        revision = int((await self._call("GET", "/revisions?limit=1"))["results"][0]["number"])
-        while True:
-            routers = (await self._call("GET", "/routers"))["results"]
-            applied = [int(r["applied_revision"] or 0) for r in routers if r["is_live"]]
-            if applied and min(applied) >= revision:
-                return time.monotonic() - begun
-            if time.monotonic() - begun > APPLY_LIMIT_S:
-                raise SettingsError(
-                    f"revision {revision} was not applied within {APPLY_LIMIT_S:g} s (routers: {applied})"
-                )
-            await asyncio.sleep(0.1)
+            await self._rest.call("PATCH", f"/pools/{pool['id']}", {"policy": policy})
+        await self._rest.applied()
+        return time.monotonic() - begun
 
 
 @contextlib.asynccontextmanager

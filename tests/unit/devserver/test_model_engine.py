@@ -141,3 +141,35 @@ class TestToyTokenizer:
                     odd[noncanonical] += codec.encode(f"prompt {n}{text}", add_special_tokens=True) != ids + output
         assert odd[False] == 0
         assert odd[True] > 10
+
+
+def test_a_chat_is_answered_at_the_length_it_asks_for_however_it_is_cut(codec: Codec) -> None:
+    engine = ModelEngine(codec, eos_id=EOS_ID, obeys_numbers=True)
+    whole: dict[int, list[int]] = {}
+    for asked in (10, 100, 400):
+        lengths = []
+        for topic in ("rivers", "bread", "chess"):
+            text = (
+                f"<|im_start|>user\nWrite {asked} words on {topic}, 3 of them long.<|im_end|>\n<|im_start|>assistant\n"
+            )
+            ids = codec.encode(text, add_special_tokens=False)
+            answer = until_eos(engine, ids)
+            lengths.append(len(answer))
+            # Cut in the middle and resumed, by ids: the same tokens, the same end.
+            half = len(answer) // 2
+            assert until_eos(engine, ids + answer[:half]) == answer[half:]
+        assert all(asked / 2.5 < length < asked * 2.5 for length in lengths), (asked, lengths)
+        assert len(set(lengths)) > 1
+        whole[asked] = lengths
+    assert max(whole[10]) < min(whole[100]) < max(whole[100]) < min(whole[400])
+
+
+def until_eos(engine: ModelEngine, ids: list[int]) -> list[int]:
+    """Greedy tokens to the end, EOS included."""
+    sequence = Sequence(sequence_id=1, prompt_ids=list(ids), sampling=GREEDY)
+    (sampled,) = engine.step(prefill=[(sequence, len(ids))], decode=[])
+    while sampled.token_id != EOS_ID:
+        sequence.output_ids.append(sampled.token_id)
+        (sampled,) = engine.step(prefill=[], decode=[sequence])
+    engine.remove(sequence)
+    return [*sequence.output_ids, EOS_ID]
