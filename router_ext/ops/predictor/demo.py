@@ -38,9 +38,9 @@ POOL = "demo-lengths"
 MAX_TOKENS = 1_000
 AT_ONCE = 24
 """Requests in flight: enough to keep the scheduler busy, few enough to leave the machine usable."""
-SPARE = 200
+SPARE = 400
 AFTER = 300
-"""Requests beyond the samples that training needs, and after the promotion."""
+"""Requests beyond the samples that training needs (a prediction that came late leaves none), and after the promotion."""
 BOOKED_LIMIT_S = 60.0
 JOB_LIMIT_S = 900.0
 _STEP_MS = "4"

@@ -1,0 +1,143 @@
+"""Migrations on a database that was in use before them: nothing is lost, and what is new works on what is old."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+SCRIPT = """
+import json
+from datetime import timedelta
+import django
+django.setup()
+from django.core.management import call_command
+from django.db import connection
+from django.db.migrations.executor import MigrationExecutor
+
+def migrate(*words):
+    call_command("migrate", *words, verbosity=0, interactive=False)
+
+def models(*targets):
+    state = MigrationExecutor(connection).loader.project_state(list(targets))
+    return state.apps.get_model
+
+# --- as it was before trained models: books, a pool, a baseline job and its artifact ---
+for target in (("fleet", "0001"), ("training", "0001"), ("usage", "0003")):
+    migrate(*target)
+get = models(("fleet", "0001_initial"), ("training", "0001_initial"), ("usage", "0003_explanations"))
+from controlplane.common.clock import to_us, utc_now
+from controlplane.usage.partitions import EVENTS, ensure_days
+now = utc_now().replace(minute=30, second=0, microsecond=0)
+pool = get("fleet", "Pool").objects.create(id="pol_old", name="old/model")
+artifact = get("training", "Artifact").objects.create(id="art_old", kind="baseline", digest="d", body=b"old", n_bytes=3)
+dataset = get("training", "Dataset").objects.create(from_at=now - timedelta(days=28), to_at=now, n_rows=1, digest="x")
+for state in ("succeeded", "failed"):
+    get("training", "Job").objects.create(
+        id=f"job_{state}", state=state, requested_by="somebody", dataset=dataset, artifact=artifact
+    )
+ensure_days([now.date()], EVENTS)
+with connection.cursor() as cursor:
+    cursor.execute(
+        "INSERT INTO usage_event (arrived_at, event, request, router, tenant, key, pool, model, tier, dialect, "
+        "outcome, ended_at, prompt_tokens, output_tokens, token_source, segments, preemptions, recomputed_tokens, "
+        "resumed_prefill_tokens, kv_token_seconds, backends, finish_reason) VALUES (%s, 'evt_old', 'r', 'rtr', 'ten', "
+        "'key', 'pol_old', 'm', 't', 'native', 'completed', %s, 1, 5, 'backend', 1, 0, 0, 0, 0.0, '{}', 'eos_token')",
+        [now, now],
+    )
+get("usage", "TouchedHour").objects.create(hour=now.replace(minute=0))
+
+# --- as it was before the running hour was rolled up: predictions and samples, none of them counted ---
+for target in (("fleet", "0002"), ("training", "0003"), ("usage", "0005")):
+    migrate(*target)
+from controlplane.usage.partitions import PREDICTIONS, SAMPLES
+ensure_days([now.date()], PREDICTIONS)
+ensure_days([now.date()], SAMPLES)
+with connection.cursor() as cursor:
+    for i in range(3):
+        key = [now + timedelta(seconds=i), f"evt_{i}"]
+        cursor.execute(
+            "INSERT INTO usage_prediction VALUES (%s, %s, now(), 'pol_old', 'ten', 'key', 50, true, "
+            "'{10,20,30,40,50,60,70}', NULL, 'pool', NULL, NULL, '')", key,
+        )
+        cursor.execute(
+            "INSERT INTO predictor_sample VALUES (%s, %s, 'pol_old', 'ten', 1, 'f', 'k', 'm', 1, NULL, 50, true)", key,
+        )
+
+migrate()
+migrate("usage", "0005")
+migrate()
+call_command("makemigrations", "--check", "--dry-run", verbosity=0)
+
+# --- the present code on what was there ---
+from controlplane.common.actor import system_actor
+from controlplane.training import jobs
+from controlplane.training.actions import start_job
+from controlplane.training.models import Artifact, Job
+from controlplane.training.queries import sample_counts
+from controlplane.usage.accuracy import accuracy
+from controlplane.usage.ingest import decode_batch, ingest
+from controlplane.usage.models import UsageEvent
+from controlplane.usage.rollup import roll_up_finished, roll_up_running
+from tests.support.control_plane import predicted_event, usage_body
+actor = system_actor("test")
+roll_up_running(now=now)
+span = {"actor": actor, "pool": "pol_old", "from_at": now - timedelta(hours=1), "to_at": now + timedelta(hours=1)}
+running = accuracy(**span).total["served"].n
+samples = {count.pool: count.usable for count in sample_counts(actor=actor)}
+ack = ingest(decode_batch(usage_body(predicted_event(pool="pol_old", arrived_at_us=to_us(now) + 9_000_000))))
+roll_up_running(now=now)
+job = start_job(actor=actor)
+print(json.dumps({
+    "running": running,
+    "samples": samples,
+    "accepted": ack.accepted,
+    "later": accuracy(**span).total["served"].n,
+    "triggers": sorted(Job.objects.exclude(pk=job.id).values_list("trigger", flat=True)),
+    "body": bytes(Artifact.objects.get(pk="art_old").body).decode(),
+    "job": jobs.run(job.id),
+    "events": UsageEvent.objects.count(),
+    "rolled_up": roll_up_finished(now=now + timedelta(hours=2)),
+    "hour": accuracy(**span).total["served"].n,
+}))
+"""
+
+
+@pytest.fixture
+def old_database(test_database: None, django_db_blocker: Any) -> Any:
+    """Environment of a process with an empty database of its own."""
+    from django.db import connection
+
+    from tests.support.control_plane import database_environment
+
+    with django_db_blocker.unblock():
+        given = connection.settings_dict["NAME"]
+        name = f"{given}_old"
+        with connection.cursor() as cursor:
+            cursor.execute(f'CREATE DATABASE "{name}"')
+        environment = database_environment()
+        try:
+            yield environment | {"DATABASE_URL": environment["DATABASE_URL"].replace(f"/{given}?", f"/{name}?")}
+        finally:
+            with connection.cursor() as cursor:
+                cursor.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+def test_a_database_in_use_is_brought_up_to_date(old_database: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        env=old_database | {"DJANGO_SETTINGS_MODULE": "controlplane.settings"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4_000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    # Predictions and samples of before are shown, without waiting for an event or a clean-up.
+    assert (found["running"], found["samples"]) == (3, {"pol_old": 3})
+    assert (found["accepted"], found["later"], found["events"]) == (1, 4, 2)
+    assert (found["triggers"], found["body"], found["job"]) == (["request", "request"], "old", True)
+    assert (found["rolled_up"] >= 1, found["hour"]) == (True, 4)
