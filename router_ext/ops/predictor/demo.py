@@ -40,7 +40,7 @@ AT_ONCE = 24
 """Requests in flight: enough to keep the scheduler busy, few enough to leave the machine usable."""
 SPARE = 400
 AFTER = 300
-"""Requests beyond the samples that training needs (a prediction that came late leaves none), and after the promotion."""
+"""Requests beyond the samples that training needs (one predicted late leaves none), and after the promotion."""
 BOOKED_LIMIT_S = 60.0
 JOB_LIMIT_S = 900.0
 _STEP_MS = "4"
