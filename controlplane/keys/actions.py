@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypedDict
 
 from django.conf import settings
-from django.db.models import Q
+from django.db import connection
 from typing_extensions import Unpack
 
 from controlplane.audit.actions import record, save_change
@@ -190,10 +190,20 @@ def revoke_key(*, actor: Actor, key_id: str, expected_version: int | None = None
     return key
 
 
+_USED_SQL = """
+    WITH due AS (
+        SELECT id, wanted.at FROM unnest(%(keys)s::text[], %(instants)s::timestamptz[]) AS wanted(id, at)
+        JOIN keys_apikey AS known USING (id)
+        WHERE known.last_used_at IS NULL OR known.last_used_at < wanted.at - %(step)s::interval
+        ORDER BY id FOR UPDATE OF known
+    )
+    UPDATE keys_apikey SET last_used_at = due.at FROM due WHERE keys_apikey.id = due.id
+"""
+
+
 def note_used(last_used: Mapping[str, datetime]) -> None:
     """Note when keys were last used, at most once a minute each; ordered, so that batches cannot deadlock."""
-    step = Q(last_used_at__isnull=True)
-    for key_id, instant in sorted(last_used.items()):
-        ApiKey.objects.filter(Q(pk=key_id), step | Q(last_used_at__lt=instant - LAST_USED_STEP)).update(
-            last_used_at=instant
+    with connection.cursor() as cursor:
+        cursor.execute(
+            _USED_SQL, {"keys": list(last_used), "instants": list(last_used.values()), "step": LAST_USED_STEP}
         )

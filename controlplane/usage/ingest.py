@@ -18,7 +18,7 @@ import psycopg
 import structlog
 from django.db import OperationalError, connection, transaction
 
-from controlplane.common.clock import from_us, utc_now
+from controlplane.common.clock import from_us, to_us, utc_now
 from controlplane.keys.actions import note_used
 from controlplane.usage import samples
 from controlplane.usage.models import QuarantinedEvent
@@ -34,6 +34,7 @@ EXPLAINED_WAIT_US = 1_000_000
 MAX_LINES = 32
 MAX_MOMENTS = 64
 _DEADLOCK_RETRIES = 5
+_RECENT_US = 86_400_000_000
 _INT32 = 2**31 - 1
 _INT64 = 2**63 - 1
 
@@ -108,7 +109,7 @@ def ingest(batch: RawBatch) -> UsageAck:
             good[event.arrived_at_us, event.event] = (event, _row(event))
     ordered = [good[key] for key in sorted(good)]
     ensure_days({row[0].date() for _, row in ordered})
-    samples.prepare_days([event for event, _ in ordered])
+    samples.prepare_days([(event, row[0]) for event, row in ordered])
     for attempt in range(_DEADLOCK_RETRIES + 1):
         try:
             with transaction.atomic():
@@ -142,15 +143,9 @@ def _decode(body: bytes) -> tuple[UsageEvent, bool]:
 
 def _fault(event: UsageEvent, body: bytes, now: datetime) -> str | None:
     """Why an event cannot be booked, None if it can."""
-    try:
-        arrived = from_us(event.arrived_at_us)
-        ends = [from_us(t) for t in (event.ended_at_us, event.first_dispatch_us, event.first_token_us) if t is not None]
-    except OverflowError:
-        return f"an instant outside the calendar (arrived_at_us {event.arrived_at_us})"
-    if arrived < now - MAX_AGE:
-        return f"older than {MAX_AGE.days} days: {arrived.isoformat()}"
-    if arrived > now + MAX_AHEAD or any(t > now + MAX_AHEAD for t in ends):
-        return f"from the future: {max(arrived, *ends).isoformat()}"
+    fault = _time_fault(event, now)
+    if fault is not None:
+        return fault
     if not event.event:
         return "without an id"
     for name in ("prompt_tokens", "output_tokens", "recomputed_tokens", "resumed_prefill_tokens"):
@@ -168,6 +163,24 @@ def _fault(event: UsageEvent, body: bytes, now: datetime) -> str | None:
     kept = msgspec.to_builtins((event.explanation, event.reasons, event.timeline))
     if any(text is not None and "\0" in text for text in (*texts, *event.backends, *_texts(kept))):
         return "a text contains NUL"
+    return None
+
+
+def _time_fault(event: UsageEvent, now: datetime) -> str | None:
+    given = (event.arrived_at_us, event.ended_at_us, event.first_dispatch_us, event.first_token_us)
+    now_us = to_us(now)
+    # Nearly all are of the last minutes, and numbers are compared faster than dates are made.
+    if all(t is None or now_us - _RECENT_US <= t <= now_us for t in given):
+        return None
+    try:
+        arrived = from_us(event.arrived_at_us)
+        ends = [from_us(t) for t in (event.ended_at_us, event.first_dispatch_us, event.first_token_us) if t is not None]
+    except OverflowError:
+        return f"an instant outside the calendar (arrived_at_us {event.arrived_at_us})"
+    if arrived < now - MAX_AGE:
+        return f"older than {MAX_AGE.days} days: {arrived.isoformat()}"
+    if arrived > now + MAX_AHEAD or any(t > now + MAX_AHEAD for t in ends):
+        return f"from the future: {max(arrived, *ends).isoformat()}"
     return None
 
 
@@ -225,15 +238,13 @@ def _book(
             """
         )
         booked = set(cursor.fetchall())
-    events = [e for e, row in ordered if (row[0], row[1]) in booked]
+    new = [(event, row[0]) for event, row in ordered if (row[0], row[1]) in booked]
+    events = [event for event, _ in new]
     _explain(events)
     unreadable = [e for e in events if (e.arrived_at_us, e.event) in unreadable_predictions]
-    samples.keep(events, unreadable=unreadable, router=router)
-    last_used: dict[str, datetime] = {}
-    for event in events:
-        if event.key:
-            last_used[event.key] = max(from_us(event.arrived_at_us), last_used.get(event.key, from_us(0)))
-    note_used(last_used)
+    samples.keep(new, unreadable=unreadable, router=router)
+    # In order of arrival: the last one of each key stays.
+    note_used({event.key: arrived for event, arrived in new if event.key})
     return len(booked)
 
 

@@ -9,12 +9,11 @@ cannot be kept is dropped and counted (``DroppedSample``); it never keeps an eve
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import UTC, date, datetime, time, timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
 import structlog
 from django.db import connection, transaction
@@ -56,15 +55,19 @@ _SAMPLE_TYPES = (
 )  # fmt: skip
 
 
-def prepare_days(events: Sequence[UsageEvent]) -> None:
+Arrived: TypeAlias = tuple[UsageEvent, datetime]
+"""An event, and when it arrived."""
+
+
+def prepare_days(events: Sequence[Arrived]) -> None:
     """Make the partitions that ``keep`` will need. Outside the transaction."""
+    days = {arrived.date() for event, arrived in events if event.prediction is not None}
     for parent in (PREDICTIONS, SAMPLES):
-        days = {from_us(e.arrived_at_us).date() for e in events if e.prediction is not None}
         oldest = oldest_day(parent)
         ensure_days({day for day in days if day >= oldest}, parent)
 
 
-def keep(events: Sequence[UsageEvent], *, unreadable: Sequence[UsageEvent] = (), router: str) -> None:
+def keep(events: Sequence[Arrived], *, unreadable: Sequence[UsageEvent] = (), router: str) -> None:
     """Keep predictions and features of events that were booked just now, in their transaction.
 
     Args:
@@ -74,25 +77,25 @@ def keep(events: Sequence[UsageEvent], *, unreadable: Sequence[UsageEvent] = (),
     samples: list[tuple[Any, ...]] = []
     dropped: Counter[tuple[str, str]] = Counter((e.pool, "unreadable prediction") for e in unreadable)
     oldest = min(oldest_day(PREDICTIONS), oldest_day(SAMPLES))
-    for event in events:
+    for event, arrived in events:
         record = event.prediction
         # An answer cut before its first token says nothing of its length.
         if record is None or not 1 <= event.output_tokens <= MAX_TOKENS:
             continue
-        if from_us(event.arrived_at_us).date() < oldest:
+        if arrived.date() < oldest:
             dropped[event.pool, "older than 28 days"] += 1
             continue
         fault = prediction_fault(record)
         if fault is not None:
             dropped[event.pool, fault] += 1
             continue
-        predictions.append(_prediction_row(event, record))
+        predictions.append(_prediction_row(event, arrived, record))
         if record.features is not None:
             fault = feature_fault(record)
             if fault is not None:
                 dropped[event.pool, fault] += 1
             else:
-                samples.append(_sample_row(event, record))
+                samples.append(_sample_row(event, arrived, record))
     with connection.cursor() as cursor:
         for table, columns, types, rows in (
             (PREDICTIONS, _PREDICTION_COLUMNS, _PREDICTION_TYPES, predictions),
@@ -121,9 +124,7 @@ def prediction_fault(record: PredictionRecord) -> str | None:
     for values in (record.quantiles, record.fallback):
         if values is None:
             continue
-        if len(values) != len(LEVELS):
-            return "damaged quantiles"
-        if values[0] < 1 or values[-1] > MAX_TOKENS or any(a > b for a, b in itertools.pairwise(values)):
+        if len(values) != len(LEVELS) or values[0] < 1 or values[-1] > MAX_TOKENS or values != sorted(values):
             return "damaged quantiles"
     if record.source not in SOURCES:
         return "unknown source"
@@ -146,17 +147,17 @@ def feature_fault(record: PredictionRecord) -> str | None:
     return None
 
 
-def _prediction_row(event: UsageEvent, record: PredictionRecord) -> tuple[Any, ...]:
+def _prediction_row(event: UsageEvent, arrived: datetime, record: PredictionRecord) -> tuple[Any, ...]:
     return (
-        from_us(event.arrived_at_us), event.event, from_us(event.ended_at_us), event.pool, event.tenant, event.key,
+        arrived, event.event, from_us(event.ended_at_us), event.pool, event.tenant, event.key,
         event.output_tokens, is_complete(event.outcome, event.finish_reason), record.quantiles, record.fallback,
         record.source, record.fallback_reason, record.runaway, record.length_model or "",
     )  # fmt: skip
 
 
-def _sample_row(event: UsageEvent, record: PredictionRecord) -> tuple[Any, ...]:
+def _sample_row(event: UsageEvent, arrived: datetime, record: PredictionRecord) -> tuple[Any, ...]:
     return (
-        from_us(event.arrived_at_us), event.event, event.pool, event.tenant, record.feature_version, record.features,
+        arrived, event.event, event.pool, event.tenant, record.feature_version, record.features,
         event.key, event.model, event.prompt_tokens, event.max_new_tokens, event.output_tokens,
         is_complete(event.outcome, event.finish_reason),
     )  # fmt: skip

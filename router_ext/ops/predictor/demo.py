@@ -38,11 +38,13 @@ POOL = "demo-lengths"
 MAX_TOKENS = 1_000
 AT_ONCE = 24
 """Requests in flight: enough to keep the scheduler busy, few enough to leave the machine usable."""
-SPARE = 400
+FIRST = 400
+SPARE = 100
 AFTER = 300
-"""Requests beyond the samples that training needs (one predicted late leaves none), and after the promotion."""
+"""Requests before anything is predicted, those beyond the samples that training needs, and after the promotion."""
 BOOKED_LIMIT_S = 60.0
 JOB_LIMIT_S = 900.0
+ACTIVE = ("queued", "running")
 _STEP_MS = "4"
 
 _TOPICS = (
@@ -150,16 +152,21 @@ class Demo:
             needed = max((int(each["needed"]) for each in samples), default=2_000)
             asked = self._args.requests or needed + SPARE
             before = await self._booked()
+            # Until there are empirical quantiles nothing is predicted at all, and the model would beat nobody.
+            await self._ask(FIRST, "asking first")
+            await self._until_booked(before + FIRST)
+            await self._job(undo, {"kind": "baseline"}, "quantiles")
+            await self._rest.applied()
             await self._ask(asked, "asking")
-            await self._until_booked(before + asked)
-            job = await self._train(undo)
+            await self._until_booked(before + FIRST + asked)
+            job = await self._job(undo, {"kind": "mixture", "pools": [self._pool]}, "training")
             verdict = next((e for e in job["evaluations"] if e["pool"] == self._pool), None)
             is_promoted = verdict is not None and verdict["is_passed"]
             if is_promoted:
                 took = await self._until_served(str(job["artifact"]["digest"]))
                 self._console.print(f"routers run it after {took:.1f} s")
                 await self._ask(AFTER, "asking again")
-                await self._until_booked(before + asked + AFTER)
+                await self._until_booked(before + FIRST + asked + AFTER)
         return {
             "job": job["id"],
             "artifact": (job["artifact"] or {}).get("digest"),
@@ -291,17 +298,19 @@ class Demo:
                 raise DemoFailed(f"only {booked:,} of {n:,} requests were booked within {BOOKED_LIMIT_S:g} s")
             await asyncio.sleep(0.5)
 
-    async def _train(self, undo: contextlib.AsyncExitStack) -> dict[str, Any]:
-        """Press *Retrain* and follow the job to its end; whoever leaves earlier cancels it.
+    async def _job(self, undo: contextlib.AsyncExitStack, body: dict[str, Any], what: str) -> dict[str, Any]:
+        """Start a job and follow it to its end; whoever leaves earlier cancels it. One that runs already will do.
 
         Raises:
             DemoFailed: it failed or was cancelled.
         """
-        job = await self._rest.call("POST", "/training-jobs", {"kind": "mixture", "pools": [self._pool]})
+        jobs = (await self._rest.call("GET", "/training-jobs?limit=20"))["results"]
+        running = [each for each in jobs if each["kind"] == body["kind"] and each["state"] in ACTIVE]
+        job = running[0] if running else await self._rest.call("POST", "/training-jobs", body)
         address = f"/training-jobs/{job['id']}"
 
         async def cancel() -> None:
-            if job["state"] in ("queued", "running"):
+            if job["state"] in ACTIVE and not running:
                 await asyncio.shield(self._rest.call("POST", f"{address}/cancel"))
                 self._console.print(f"job {job['id']} cancelled")
 
@@ -309,7 +318,7 @@ class Demo:
         deadline = time.monotonic() + JOB_LIMIT_S
         columns = (TextColumn("{task.description:>14}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
         with Progress(*columns, console=self._console) as progress:
-            bar = progress.add_task("training", total=1.0)
+            bar = progress.add_task(what, total=1.0)
             said = ""
             while True:
                 job = await self._rest.call("GET", address)
@@ -318,7 +327,7 @@ class Demo:
                     progress.console.print(f"[dim]{line}[/]", soft_wrap=True, highlight=False)
                 said = log
                 progress.update(bar, completed=float(job["progress"]))
-                if job["state"] not in ("queued", "running"):
+                if job["state"] not in ACTIVE:
                     break
                 if time.monotonic() > deadline:
                     raise DemoFailed(f"job {job['id']} did not end within {JOB_LIMIT_S:g} s")
