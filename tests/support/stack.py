@@ -92,6 +92,16 @@ class Stack:
         self._console = self._start("console", stack.console_command(), self._django_environment())
         self._wait_ready("console", self._console, f"{self.settings.console_url}/readyz")
 
+    @contextlib.contextmanager
+    def trainer(self, **variables: str) -> Iterator[None]:
+        """The worker that runs training jobs, with further variables."""
+        child = self._start("trainer", stack.trainer_command(), {**self._django_environment(), **variables})
+        try:
+            yield
+        finally:
+            process.kill_session(child)
+            child.wait()
+
     def start_router(self) -> None:
         """Start the router. Call it from the main thread: children end with the thread that started them."""
         descriptor = self.listener.fileno()
