@@ -194,7 +194,7 @@ _USED_SQL = """
     WITH due AS (
         SELECT id, wanted.at FROM unnest(%(keys)s::text[], %(instants)s::timestamptz[]) AS wanted(id, at)
         JOIN keys_apikey AS known USING (id)
-        WHERE known.last_used_at IS NULL OR known.last_used_at < wanted.at - %(step)s::interval
+        WHERE known.last_used_at IS NULL OR known.last_used_at < wanted.at - make_interval(secs => %(step_s)s)
         ORDER BY id FOR UPDATE OF known
     )
     UPDATE keys_apikey SET last_used_at = due.at FROM due WHERE keys_apikey.id = due.id
