@@ -205,5 +205,6 @@ def note_used(last_used: Mapping[str, datetime]) -> None:
     """Note when keys were last used, at most once a minute each; ordered, so that batches cannot deadlock."""
     with connection.cursor() as cursor:
         cursor.execute(
-            _USED_SQL, {"keys": list(last_used), "instants": list(last_used.values()), "step": LAST_USED_STEP}
+            _USED_SQL,
+            {"keys": list(last_used), "instants": list(last_used.values()), "step_s": LAST_USED_STEP.total_seconds()},
         )
