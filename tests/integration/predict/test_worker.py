@@ -273,6 +273,21 @@ async def test_a_worker_that_is_told_to_end_keeps_what_it_learned(tmp_path: Path
     assert (tmp_path / "predictor.state").stat().st_mode & 0o077 == 0  # it holds the key of the signatures
 
 
+async def test_what_is_learned_is_saved_while_questions_are_answered(tmp_path: Path) -> None:
+    """In more slices than there are batches, and the worker is killed in the end."""
+    state = tmp_path / "predictor.state"
+    async with running("saves", tmp_path) as (client, heard):
+        client.ended(Ended(1, 100, True))
+        while not (state.exists() and state.read_bytes().endswith(b".")):
+            assert await asked(client) is not None
+        os.kill(client.pid or 0, signal.SIGKILL)
+        await until(lambda: heard.ends == 1)
+        await until(lambda: client.is_up)
+        client.ended(Ended(1, 100, True))
+        while not state.read_bytes().endswith(b".."):
+            assert await asked(client) is not None
+
+
 async def test_a_state_of_another_kind_is_refused(tmp_path: Path) -> None:
     rest = b"\x07\0\0\0letters"
     (tmp_path / "predictor.state").write_bytes(b"FLPRED02" + sha256(rest).digest() + rest)
