@@ -107,7 +107,7 @@ class Worker:
                 self._saving.step()
                 if self._saving.is_written:
                     self._saving = None
-                    # What is remembered by now is not looked through again and again for garbage: that takes some 50 ms.
+                    # What is remembered by now is not searched for garbage again and again, for some 50 ms each time.
                     gc.freeze()
             elif self._is_changed and now_s - saved_s >= self._save_s:
                 saved_s, self._is_changed = now_s, False
