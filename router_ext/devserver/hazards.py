@@ -43,7 +43,7 @@ TABLE: dict[str, Hazard] = {
     "regex: [a-z]{2000}": Hazard(Effect.STALL, 14.0),
     r"regex: [\s\S]{300}": Hazard(Effect.STALL, 9.0),
     "regex: .{0,500}": Hazard(Effect.STALL, 10.0),
-    "regex: nested repeats": Hazard(Effect.STALL, 3.3),
+    "regex: nested repeats": Hazard(Effect.STALL, 3.4),
     "regex: 3,000 characters": Hazard(Effect.STALL, 15.0),
     "regex: 500 brackets": Hazard(Effect.DIE, message="maximum recursion depth exceeded"),
 }

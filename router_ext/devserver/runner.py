@@ -21,6 +21,9 @@ from router_ext.devserver.grammars import CompilerGone, GrammarFailed, Grammars,
 from router_ext.devserver.metrics import Metrics
 from router_ext.tgi_model import Batcher, Entry, Step, StepKind, StepTime
 
+SHARD_LOST = "transport error"
+"""What the batch is told in which the shard dies; all later ones hear that it is gone."""
+
 SHARD_GONE = "error trying to connect: Connection refused (os error 111)"
 FATAL_AFTER_S = 0.2
 """From the answers to a batch that an error of TGI's shard has failed to the end of the server."""
@@ -73,6 +76,7 @@ class Runner:
         self._steps = 0
         self._sequences = 0
         self._dropped_seen = 0
+        self._is_shard_gone = False
         self.is_healthy = True
         self._thawed = asyncio.Event()
         self._thawed.set()
@@ -138,7 +142,8 @@ class Runner:
         error = None
         sampled: list[Sampled] = []
         if self._faults.is_shard_dead(self._steps):
-            error = SHARD_GONE
+            error = SHARD_GONE if self._is_shard_gone else SHARD_LOST
+            self._is_shard_gone = True
         elif self._faults.is_failing(self._steps):
             error = self._faults.fail_message
         else:
@@ -194,7 +199,7 @@ class Runner:
     async def _suffer(self, hazard: Hazard) -> None:
         match hazard.effect:
             case Effect.STALL:
-                await asyncio.sleep(hazard.stall_s)
+                await asyncio.sleep(hazard.stall_s / self._time_scale)
             case Effect.FREEZE:
                 await asyncio.Event().wait()
             case Effect.FAIL:

@@ -8,6 +8,7 @@ of shape (422). Positions count bytes.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -55,10 +56,11 @@ USIZE = integer("usize", 0, 2**64 - 1)
 
 
 def f32(r: Reader) -> float:
+    """A number rounded to single precision: what is too small for it becomes 0, what is too large infinite."""
     byte = r.peek()
     if byte != 0x2D and not 0x30 <= byte <= 0x39:
         raise r.invalid_type(byte, "f32")
-    return float(r.number())
+    return ctypes.c_float(r.number()).value
 
 
 def anything(r: Reader) -> Any:

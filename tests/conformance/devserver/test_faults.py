@@ -40,6 +40,8 @@ def test_a_failed_forward_fails_every_request_of_the_batch() -> None:
 def test_a_dead_shard_fails_everything_but_the_pages() -> None:
     with model_server(*QUICK, "--sim-shard-dead-after-steps", "3") as server:
         last = events(call(server.port, "POST", "/generate_stream", BODY)[2])[-1]
+        assert last["error"].endswith("Server error: transport error")
+        last = events(call(server.port, "POST", "/generate_stream", BODY)[2])[-1]
         assert last["error"].endswith("Server error: error trying to connect: Connection refused (os error 111)")
         status, _, body = call(server.port, "GET", "/health")
         assert (status, json.loads(body)) == (503, {"error": "unhealthy", "error_type": "healthcheck"})
