@@ -1,7 +1,7 @@
 """The data plane as one raw ASGI application: TGI's API and OpenAI's, by key.
 
-``/chat_tokenize``, ``/invocations`` and ``/vertex`` are not served: the first would hand out the backend's tokenizer
-threads uncounted, the others are wrappers of two clouds. Unknown paths are 404 in the dialect of their prefix.
+Of TGI's paths only ``/vertex`` is not served: it is a list of requests, of which every failure is told as one and the
+same. Unknown paths are 404 in the dialect of their prefix.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from router_ext.core.ids import RequestId, TierName
 from router_ext.errors import BodyTooLarge, FairlaneError, NoBackend, RequestRefused
 from router_ext.gateway.agents import AGENT_HEADER, COST_HEADER, INTERACTION_HEADER, DeclaredAgent, declared_agent
 from router_ext.gateway.auth import TIER_HEADER, Identity
+from router_ext.gateway.bodies import SAGEMAKER_PATH, Body
 from router_ext.gateway.call import Call
+from router_ext.gateway.chats import decode_chat
 from router_ext.gateway.continuation import Continuation
 from router_ext.gateway.dialects import decode_body, decode_tokenize, dialect_of, error_response, read_body
 from router_ext.gateway.engine import PoolEngine
@@ -100,7 +102,9 @@ class App:
             "/v1/chat/completions": generate,
             "/v1/completions": generate,
             "/v1/responses": generate,
+            SAGEMAKER_PATH: generate,
             "/tokenize": {"POST": self._tokenize},
+            "/chat_tokenize": {"POST": self._chat_tokenize},
             "/info": {"GET": self._info},
             "/v1/models": {"GET": self._models},
             "/health": {"GET": self._health},
@@ -316,6 +320,20 @@ class App:
     # --- other calls of TGI's API -------------------------------------------------------------------------------------
 
     async def _tokenize(self, request: Request) -> Response | None:
+        return await self._count(request, lambda body, _: encode_tokenize(decode_tokenize(body)), "/tokenize")
+
+    async def _chat_tokenize(self, request: Request) -> Response | None:
+        def question(body: Body, limits: ModelLimits) -> bytes:
+            chat = decode_chat(body, limits).chat
+            assert chat is not None
+            return orjson.dumps(chat)
+
+        return await self._count(request, question, "/chat_tokenize")
+
+    async def _count(
+        self, request: Request, question_of: Callable[[Body, ModelLimits], bytes], path: str
+    ) -> Response | None:
+        """Relay a question to a backend's tokenizer threads, large texts one at a time, as those of prompts."""
         router = self._router
         identity = self._identify(request)
         if router.is_draining:
@@ -326,16 +344,17 @@ class App:
             if raw is None:
                 return None
             limit = router.settings.body_limit_bytes
-            inputs = decode_tokenize(read_body(request.path, request.header(b"content-type"), raw, max_bytes=limit))
-            engine = self._engine(None, identity)
-            if not engine.backends.up:
-                raise engine.model.no_backend()
+            body = read_body(request.path, request.header(b"content-type"), raw, max_bytes=limit)
+            name = body.data.get("model") if path == "/chat_tokenize" else None
+            engine = self._engine(name if isinstance(name, str) else None, identity)
             model = engine.model
-            question = encode_tokenize(inputs)
+            if not engine.backends.up:
+                raise model.no_backend()
+            question = question_of(body, model.limits())
             with _watched(request.exchange):
                 async with model.large_text(identity.tenant, is_large=len(raw) > LARGE_BYTES):
                     _, reply = await model.ask(
-                        lambda client: client.call("POST", "/tokenize", question), tenant=identity.tenant
+                        lambda client: client.call("POST", path, question), tenant=identity.tenant
                     )
         finally:
             router.request_ended()

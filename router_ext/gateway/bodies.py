@@ -29,10 +29,19 @@ _DIALECTS = {
     "/v1/responses": Dialect.RESPONSES,
 }
 
+SAGEMAKER_PATH = "/invocations"
+"""Any of three bodies, told apart by what they must have."""
+
+_SAGEMAKER = {"inputs": "/", "messages": "/v1/chat/completions", "prompt": "/v1/completions"}
+
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A body that is a JSON object. ``model`` is what the client names, before any type check of its own."""
+    """A body that is a JSON object.
+
+    Attributes:
+        path: whose body it is. model: what the client names, before any type check of its own.
+    """
 
     dialect: Dialect
     path: str
@@ -71,6 +80,10 @@ def read_body(path: str, content_type: str | None, body: bytes, *, max_bytes: in
         refuse_shape(f"invalid type: {describe(data)}, expected struct GenerateRequest")
     if body.count(b"{") + body.count(b"[") > MAX_DEPTH and _is_deeper(data, MAX_DEPTH):
         raise RequestRefused("Failed to parse the request body as JSON: recursion limit exceeded", code="invalid_json")
+    if path == SAGEMAKER_PATH:
+        path = next((path for field, path in _SAGEMAKER.items() if field in data), path)
+        if path == SAGEMAKER_PATH:
+            refuse_shape("data did not match any variant of untagged enum SagemakerRequest")
     return Body(dialect_of(path), path, data)
 
 

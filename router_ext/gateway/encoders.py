@@ -149,6 +149,7 @@ class _Whole:
     """``keeps_events``: the answer lists its tokens, so they are kept until the end."""
 
     is_stream = False
+    has_compute_time = True
 
     def __init__(self, request: GenerationRequest, context: AnswerContext, *, keeps_events: bool = False) -> None:
         self._request = request
@@ -163,7 +164,12 @@ class _Whole:
         assert timings is not None
         context = self._context
         return body_headers(
-            context.compute_type, context.compute_characters, timings, self.prompt_tokens, self.output_tokens
+            context.compute_type,
+            context.compute_characters,
+            timings,
+            self.prompt_tokens,
+            self.output_tokens,
+            has_compute_time=self.has_compute_time,
         )
 
     def _count(self, completion: Completion) -> None:
@@ -382,7 +388,9 @@ class CompletionStream(_Streaming):
 
 
 class CompletionBody(_Whole):
-    """``/v1/completions`` without ``stream``."""
+    """``/v1/completions`` without ``stream``; choices in the order of their prompts (TGI: in that of their ends)."""
+
+    has_compute_time = False
 
     def __init__(self, request: GenerationRequest, context: AnswerContext) -> None:
         super().__init__(request, context)
@@ -397,7 +405,7 @@ class CompletionBody(_Whole):
             model=model_name(self._request, self._context.model_id),
             system_fingerprint=self._context.system_fingerprint,
             created=self._context.created,
-            choices=self._choices,
+            choices=sorted(self._choices),
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.output_tokens,
         )

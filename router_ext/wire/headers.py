@@ -39,14 +39,22 @@ def stream_headers(compute_type: str, compute_characters: int) -> Headers:
 
 
 def body_headers(
-    compute_type: str, compute_characters: int, timings: Timings, prompt_tokens: int, generated_tokens: int
+    compute_type: str,
+    compute_characters: int,
+    timings: Timings,
+    prompt_tokens: int,
+    generated_tokens: int,
+    *,
+    has_compute_time: bool = True,
 ) -> Headers:
-    """Head of a whole answer, in TGI's order; times are whole milliseconds but ``x-compute-time`` (seconds)."""
+    """Head of a whole answer, in TGI's order; times are whole milliseconds but ``x-compute-time`` (seconds), which
+    whole completions do not have."""
     per_token_s = timings.inference_s / max(generated_tokens, 1)
+    compute_time = [(b"x-compute-time", b"%.9f" % timings.total_s)] if has_compute_time else []
     return [
         JSON,
         (b"x-compute-type", _value(compute_type)),
-        (b"x-compute-time", b"%.9f" % timings.total_s),
+        *compute_time,
         (b"x-compute-characters", b"%d" % compute_characters),
         (b"x-total-time", _ms(timings.total_s)),
         (b"x-validation-time", _ms(timings.validation_s)),

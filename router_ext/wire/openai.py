@@ -154,7 +154,7 @@ def completion_body(
     prompt_tokens: int,
     completion_tokens: int,
 ) -> bytes:
-    """A whole completion; ``choices``: (index, text, TGI's finish reason) in the order they ended."""
+    """A whole completion; ``choices``: (index, text, TGI's finish reason)."""
     return _dumps(
         {
             "object": "text_completion",

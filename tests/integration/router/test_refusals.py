@@ -237,7 +237,7 @@ def test_a_larger_cap_is_bounded_where_tgi_bounds_it(tenant: Tenant) -> None:
     assert (details["generated_tokens"], details["finish_reason"]) == (1_048, "length")
 
 
-@pytest.mark.parametrize("path", ["/chat_tokenize", "/invocations", "/vertex", "/v1/embeddings", "/x"])
+@pytest.mark.parametrize("path", ["/vertex", "/v1/embeddings", "/x"])
 def test_unknown_paths(server: ModelServer, tenant: Tenant, path: str) -> None:
     status, _, answer = refuse(server, tenant, path, {"inputs": "x"})
     assert status == 404
