@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from router_ext.errors import FairlaneError, RequestRefused
+import orjson
+
+from router_ext.errors import FairlaneError, GrammarRefused, RequestRefused
 from router_ext.gateway.bodies import Body
 from router_ext.gateway.friendly import friendly_chat, friendly_completion
 from router_ext.gateway.generation import Dialect, GenerationRequest, ModelLimits, PassThrough, ToolUse
@@ -21,8 +23,16 @@ from router_ext.gateway.shapes import (
     tool_choice_of,
 )
 from router_ext.gateway.values import check_grammar_value, check_inputs, check_parameters, is_greedy
+from router_ext.guard.grammar import parameters_key
+from router_ext.guard.inline import SchemaRefused, inline
 
 CHAT_PATH = "/v1/chat/completions"
+
+MAX_INLINED_NODES = 2_000
+"""Of one function's parameters with definitions in place of references. No backend compiles more in bearable time."""
+
+MAX_INLINED_BYTES = 65_536
+"""Of all parameters that come with definitions. References are followed on the event loop: 12 ms at most."""
 
 _CHAT_NAMES = {
     "repetition_penalty": "presence_penalty",
@@ -102,7 +112,10 @@ def chat_request(data: dict[str, Any], limits: ModelLimits, dialect: Dialect) ->
             raise _tool_error("Grammar and tools are mutually exclusive", "response_format")
     if names and mode == "function" and function not in names:
         raise _tool_error(f"Tool with name {function} not found", "tool_choice")
-    tools = ToolUse(tools=data["tools"], mode=mode, name=function) if names and mode != "none" else None
+    tools = None
+    if names and mode != "none":
+        data = {**data, "tools": _inlined(data["tools"])}
+        tools = ToolUse(tools=data["tools"], mode=mode, name=function)
 
     p = _sampling_of(data)
     max_tokens = data.get("max_tokens", data.get("max_completion_tokens"))
@@ -145,6 +158,44 @@ def chat_request(data: dict[str, Any], limits: ModelLimits, dialect: Dialect) ->
         grammar=response_format,
         tools=tools,
         passthrough=None if reason is None else PassThrough(path=CHAT_PATH, data=chat, reason=reason),
+    )
+
+
+def _inlined(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The tools with definitions in place of references, which inside a tool point nowhere for TGI.
+
+    Raises:
+        GrammarRefused: a reference leads back to itself, or there is, or would be, too much of it.
+    """
+    keys = [parameters_key(tool["function"]) for tool in tools]
+    given = [tool["function"].get(key) for tool, key in zip(tools, keys, strict=True)]
+    places = [place for place, parameters in enumerate(given) if isinstance(parameters, dict) and _has_defs(parameters)]
+    if not places:
+        return tools
+    size = sum(len(orjson.dumps(given[place])) for place in places)
+    if size > MAX_INLINED_BYTES:
+        problem = f"functions with definitions have {size} bytes of parameters, at most {MAX_INLINED_BYTES} are taken"
+        raise _too_costly(problem, "tools")
+    out = list(tools)
+    for place in places:
+        param = f"tools[{place}].function.{keys[place]}"
+        try:
+            found = inline(given[place], max_nodes=MAX_INLINED_NODES)
+        except SchemaRefused as error:
+            if error.is_cost:
+                raise _too_costly(str(error), param) from None
+            raise GrammarRefused(f"Input validation error: grammar is not valid: {error}", param=param) from None
+        out[place] = {**out[place], "function": {**out[place]["function"], keys[place]: found}}
+    return out
+
+
+def _has_defs(schema: dict[str, Any]) -> bool:
+    return "$defs" in schema or "definitions" in schema
+
+
+def _too_costly(problem: str, param: str) -> GrammarRefused:
+    return GrammarRefused(
+        f"Input validation error: grammar is too expensive: {problem}", code="grammar_too_expensive", param=param
     )
 
 

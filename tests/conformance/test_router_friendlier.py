@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import recorded_tgi
 from support.documented import PAGE, documented
 from support.exchange import call, events
 from support.friendlier import Example, examples
@@ -25,7 +24,6 @@ from router_ext.gateway.generation import ModelLimits
 
 EXAMPLES = list(examples())
 LIMITS = ModelLimits(model_id="m", max_input_tokens=2_048, max_total_tokens=4_096)
-HAS_GRAMMARS = not getattr(recorded_tgi, "REFUSED", set())
 
 
 def name(example: Example) -> str:
@@ -67,7 +65,7 @@ def test_it_is_decoded_as_what_it_means(example: Example) -> None:
     assert found == meant
 
 
-@pytest.mark.parametrize("example", [e for e in EXAMPLES if HAS_GRAMMARS or not e.needs_grammar], ids=name)
+@pytest.mark.parametrize("example", EXAMPLES, ids=name)
 def test_it_trips_a_tgi_and_not_the_router(server: ModelServer, tenant: Tenant, example: Example) -> None:
     status, _, _ = call(server.port, "POST", example.path, example.body)
     assert status == (200 if example.is_accepted else 422)

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support import recorded_tgi
 from support.modelserver import model_server
 from support.recorded_tgi import NARROW, WIDE, cases, exchanges
 from support.router_differences import listed, routed, router_differences
@@ -16,10 +15,6 @@ from support.routers import Setup, backend, router
 from support.tenants import Tenant, new_tenant
 
 MODEL = ("--sim-step-ms", "0.2", "--sim-mean-tokens", "0")
-# What a model server without grammars refuses (``test_passthrough`` has the recorded answers of these).
-WITHOUT = getattr(recorded_tgi, "REFUSED", set())
-if WITHOUT:
-    WITHOUT = WITHOUT | {"chat: OpenAI json_schema shape", "chat: json_object without value"}
 FILES = {
     WIDE: ("basics", "generate", "streams", "chat_and_completions"),
     NARROW: ("errors",),
@@ -54,7 +49,7 @@ def adding() -> Iterator[Tenant]:
 
 
 def of(*files: str) -> list[tuple[str, dict[str, Any]]]:
-    return [(name, {**e, "name": name}) for name, e in exchanges(*files) if e["name"] not in WITHOUT]
+    return [(name, {**e, "name": name}) for name, e in exchanges(*files)]
 
 
 def check(tenant: Tenant, exchange: dict[str, Any]) -> None:

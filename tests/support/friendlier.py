@@ -23,7 +23,6 @@ class Example:
     body: dict[str, Any]
     meant: dict[str, Any]
     is_accepted: bool
-    needs_grammar: bool
 
 
 def cases() -> list[dict[str, Any]]:
@@ -37,8 +36,7 @@ def examples() -> Iterator[Example]:
             body, meant = (_merged(base[path], json.loads(text)) for text in pair)
             if meant.get("response_format", {}).get("value") == "JSON_OBJECT":
                 meant["response_format"]["value"] = JSON_OBJECT
-            flags = case.get("is_accepted", False), case.get("needs_grammar", False)
-            yield Example(case["what"], path, body, meant, *flags)
+            yield Example(case["what"], path, body, meant, case.get("is_accepted", False))
 
 
 def _merged(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:

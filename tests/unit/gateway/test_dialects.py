@@ -401,3 +401,113 @@ def test_any_object_is_decoded_or_refused(path: str, body: dict[str, Any], param
 def test_any_bytes_are_decoded_or_refused(body: bytes) -> None:
     with contextlib.suppress(RequestRefused):
         decode_request("/generate", JSON, body, LIMITS)
+
+
+# --- grammars and tools ------------------------------------------------------------------------------------------
+
+
+def with_definitions(parameters: dict[str, Any], *, count: int = 1) -> list[dict[str, Any]]:
+    return [{"type": "function", "function": {"name": f"f{n}", "parameters": parameters}} for n in range(count)]
+
+
+def test_a_request_says_what_its_answer_is_forced_into() -> None:
+    grammar = {"type": "json", "value": SCHEMA}
+    assert native(grammar=grammar).grammar == grammar
+    plain = chat()
+    assert (plain.grammar, plain.tools) == (None, None)
+    assert chat(response_format=grammar).grammar == grammar
+    tools = chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "f"}}).tools
+    assert tools is not None
+    assert (tools.tools, tools.mode, tools.name) == ([TOOL], "function", "f")
+    assert chat(tools=[TOOL], tool_choice="none").tools is None
+
+
+@pytest.mark.parametrize(
+    ("request_", "place"),
+    [
+        (native(grammar={"type": "json", "value": SCHEMA}), ("parameters", "grammar", "value")),
+        (
+            native(grammar={"type": "json_schema", "value": {"schema": SCHEMA}}),
+            ("parameters", "grammar", "value", "schema"),
+        ),
+        (chat(response_format={"type": "json_object", "value": json.dumps(SCHEMA)}), ("response_format", "value")),
+        (
+            chat(response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}),
+            ("response_format", "value", "schema"),
+        ),
+    ],
+)
+def test_a_passed_body_is_built_late_with_another_schema(request_: GenerationRequest, place: tuple[str, ...]) -> None:
+    other = {"properties": {"b": {"type": "integer"}}}
+    assert request_.passthrough is not None
+    body = json.loads(request_.passthrough.with_schema(other).body)
+    before = json.loads(request_.passthrough.body)
+    *path, last = place
+    changed, kept = body, before
+    for name in path:
+        changed, kept = changed[name], kept[name]
+    assert changed[last] == other
+    kept[last] = other
+    assert body == before
+
+
+def test_a_passed_body_is_built_late_with_other_functions() -> None:
+    passed = chat(tools=[TOOL, {"type": "function", "function": {"name": "g", "parameters": SCHEMA}}]).passthrough
+    assert passed is not None
+    other = {"name": "g", "parameters": {"properties": {}}}
+    tools = json.loads(passed.with_functions([other, {"name": "no_tool"}]).body)["tools"]
+    assert tools == [TOOL, {"type": "function", "function": other}]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "count", "code", "problem"),
+    [
+        (
+            {"properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": {"properties": {"b": {"$ref": "#/$defs/a"}}}}},
+            1,
+            "grammar_invalid",
+            "refers to itself",
+        ),
+        (
+            {
+                "properties": {"a": {"$ref": "#/$defs/d0"}},
+                "$defs": {
+                    **{f"d{n}": {"properties": {k: {"$ref": f"#/$defs/d{n + 1}"} for k in "ab"}} for n in range(22)},
+                    "d22": {"type": "string"},
+                },
+            },
+            1,
+            "grammar_too_expensive",
+            "2000 nodes",
+        ),
+        (
+            {"properties": {f"a{n}": {"type": "integer"} for n in range(500)}, "$defs": {}},
+            9,
+            "grammar_too_expensive",
+            "bytes of parameters",
+        ),
+    ],
+)
+def test_definitions_in_a_function_that_are_endless_or_too_many(
+    parameters: dict[str, Any], count: int, code: str, problem: str
+) -> None:
+    with pytest.raises(RequestRefused, match=problem) as refusal:
+        chat(tools=with_definitions(parameters, count=count))
+    assert refusal.value.code == code
+    assert refusal.value.param is not None
+    assert refusal.value.param.startswith("tools")
+
+
+@pytest.mark.parametrize("depth", [127, 128, 5_000])
+def test_a_body_nested_deeper_than_tgi_reads_is_refused(depth: int) -> None:
+    levels = depth - 1  # the body itself is one
+    raw = b'{"inputs":"Hi","more":' + b"[" * levels + b"]" * levels + b"}"
+    if depth <= 127:
+        assert decode_request("/generate", JSON, raw, LIMITS).prompts == ("Hi",)
+    else:
+        with pytest.raises(RequestRefused, match="JSON"):
+            decode_request("/generate", JSON, raw, LIMITS)
+
+
+def test_brackets_in_a_text_are_no_nesting() -> None:
+    assert decode("/generate", {"inputs": "[{" * 500}).prompts == ("[{" * 500,)
