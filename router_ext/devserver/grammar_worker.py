@@ -26,6 +26,8 @@ from router_ext.wire.frames import Frames, frame
 
 MEMORY_BYTES = 8 << 30
 
+_ANY_TEXT = 32  # first characters that may follow
+
 
 class _Message(msgspec.Struct, array_like=True, tag=True):
     pass
@@ -134,6 +136,8 @@ class _Index:
             nearest = min(nearest, (far, len(text), token))
             first = text[:1]
             best[first] = min(best.get(first, (1 << 30, 0)), (-len(text) if text.isalpha() else len(text), token))
+        if len(best) > _ANY_TEXT:
+            best.pop("\0", None)  # a byte of some character: where any text may stand, not all of them make one
         return [best[first][1] for first in sorted(best)], nearest[2]
 
     def _measured(self) -> dict[int, int]:

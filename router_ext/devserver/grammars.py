@@ -175,6 +175,8 @@ class _Link:
         """Ends the worker, and with it a question that waits."""
         self._process.kill()
         self._process.wait()
+        with self._lock:
+            self._socket.close()
 
 
 def _vocabulary(codec: Codec) -> list[str]:

@@ -87,9 +87,9 @@ class Fragment:
 class CallStream:
     """Tokens of a forced answer in, pieces of the call out.
 
-    Nothing comes out until the name is known; then every token's text as it is, except that the opening brace is
-    made up and the closing brace of the outer object left out. What follows, the end token, is swallowed with the
-    reason of the end, as in TGI.
+    Nothing comes out until the name is known; then every token's text as it is, except that an opening brace stands for
+    the token that completes the name, and the closing brace of the outer object is left out. What follows, the end
+    token, is swallowed with the reason of the end, as in TGI.
     """
 
     def __init__(self) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from router_ext.devserver.engine import Sampled, Sampling, Sequence
+from router_ext.devserver.grammars import ScriptedGuide
 from router_ext.devserver.torch_sampling import choose, is_sampled
 
 
@@ -154,3 +155,38 @@ def test_top_tokens_include_ties_with_the_last() -> None:
     sequence = Sequence(sequence_id=0, prompt_ids=[0], sampling=Sampling(top_n_tokens=2))
     (sample,) = choose(torch.tensor([[3.0, 1.0, 1.0, 0.0]]), [sequence], [None])
     assert {token_id for token_id, _ in sample.top} == {0, 1, 2}
+
+
+def bound(guide: ScriptedGuide, **sampling: Any) -> tuple[Sequence, Sampled]:
+    sequence = Sequence(sequence_id=0, prompt_ids=[0], sampling=Sampling(top_n_tokens=6, **sampling))
+    sequence.guide, sequence.guide_state = guide, guide.initial
+    generator = torch.Generator().manual_seed(1) if is_sampled(sequence.sampling) else None
+    (sample,) = choose(torch.tensor([LOGITS]), [sequence], [generator])
+    return sequence, sample
+
+
+class AnyOf(ScriptedGuide):
+    """Allows the ids of the script, all at once."""
+
+    def allowed(self, state: int) -> tuple[int, ...]:
+        return self._ids
+
+
+@pytest.mark.parametrize("sampling", [{}, {"do_sample": True}, {"top_k": 1}, {"top_p": 0.5}, {"typical_p": 0.1}])
+def test_a_grammar_leaves_what_it_allows(sampling: dict[str, Any]) -> None:
+    sequence, sample = bound(AnyOf([0, 4], 5), **sampling)
+    assert sample.token_id in (0, 4, 5)
+    assert set(probabilities(sample)) <= {0, 4, 5}
+    assert sum(probabilities(sample).values()) == pytest.approx(1)
+    assert sequence.guide_state == 1
+
+
+def test_an_only_token_is_certain() -> None:
+    _, sample = bound(ScriptedGuide([3], 5))
+    assert (sample.token_id, sample.logprob) == (3, 0.0)
+
+
+def test_a_grammar_that_is_over_binds_nothing() -> None:
+    sequence = Sequence(sequence_id=0, prompt_ids=[0], sampling=Sampling(), guide=ScriptedGuide([3], 5))
+    (sample,) = choose(torch.tensor([LOGITS]), [sequence], [None])
+    assert sample.token_id == 1
