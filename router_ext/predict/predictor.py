@@ -115,8 +115,7 @@ class Predictor:
             with np.errstate(all="ignore"):
                 predictor = cls(header, tensors)
                 told = predictor.log_quantiles([blank, blank], [header.models[0], ""])
-                if probes.SETTING in header.settings:  # not in files of before there were any
-                    probes.check(predictor.log_quantiles, header.models, header.settings[probes.SETTING])
+                probes.check(predictor.log_quantiles, header.models, header.settings[probes.SETTING])
         except (KeyError, IndexError, ValueError, TypeError, AttributeError, OverflowError) as error:
             raise ArtifactRefused(f"parts that do not fit together: {type(error).__name__}: {error}") from error
         if not all(np.isfinite(numbers).all() for numbers in told):

@@ -241,7 +241,7 @@ class _Training:
                 blob, models=self.names, settings=settings, metrics=metrics, built_at_us=self.built_at_us
             )
 
-        served = Predictor.load(pack())
+        served = Predictor(*model_file.unpack(pack()))
         self._prove(served, metrics["new_prompts"]["pinball"])
         settings[probes.SETTING] = probes.told(served.log_quantiles, self.names)
         artifact = pack()

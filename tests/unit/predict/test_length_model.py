@@ -351,6 +351,7 @@ def test_another_feature_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         drop("mixture1.gate.bias"),
         drop("scaling.mean"),
         lambda fields, blob: fields["settings"].pop("memory_widths"),
+        lambda fields, blob: fields["settings"].pop(probes.SETTING),
         lambda fields, blob: fields["settings"].update({"mixtures": [1e9]}),
         lambda fields, blob: fields["settings"].update({"memory_widths": []}),
         lambda fields, blob: fields["models"].append("one too many"),
@@ -370,17 +371,16 @@ def test_parts_that_do_not_fit_together_are_refused(
     [("kernel.level", -50.0), ("mixture0.experts.bias", 40.0), ("basis.projection", 3.0), ("conformal.factors", 0.5)],
 )
 def test_finite_weights_that_are_not_those_of_the_training_are_refused(
-    name: str, factor: float, is_mutant: bool
+    name: str, factor: float, is_mutant: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The digest fits. The mutant's file holds no questions with known answers."""
+    """The digest fits. The mutant asks no questions with known answers."""
 
     def damage(fields: dict[str, Any], blob: model_file.Tensors) -> None:
         changed = blob[name] * np.array(factor, blob[name].dtype)
         blob[name] = changed if changed.any() else np.full_like(changed, factor)
-        if is_mutant:
-            del fields["settings"][probes.SETTING]
 
     if is_mutant:
+        monkeypatch.setattr(probes, "check", lambda *_: None)
         assert Predictor.load(repacked(damage)).models
     else:
         with pytest.raises(ArtifactRefused, match="not those of its training"):
@@ -506,3 +506,40 @@ def test_prompts_of_one_template_can_be_learnt_from() -> None:
     assert len(set(groups([one.features for one in few]).tolist())) < training.FOLDS
     metrics = train(few, seed=1, built_at_us=1, options=QUICK).metrics
     assert math.isfinite(metrics["new_prompts"]["pinball"])
+
+
+def test_models_with_few_prompts_are_covered_better_than_by_factors_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Answers to a prompt are alike, so 240 of a model say little more than its 12 prompts."""
+    models = np.repeat(np.arange(40), 240)
+    logs = np.tile(np.array([-1.6, -1.3, -0.7, 0.0, 0.7, 1.3, 1.6], np.float32), (len(models), 1))
+
+    def answers(rng: np.random.Generator) -> Any:
+        of_prompt = np.repeat(rng.standard_normal(40 * 12), 20)
+        return (0.95 * of_prompt + 0.3 * rng.standard_normal(len(models))).astype(np.float32)
+
+    def covered(seed: int) -> tuple[float, float]:
+        """Of other prompts' answers: over all, and of the worst model."""
+        rng = np.random.default_rng(seed)
+        factors = conformal.factors(logs, answers(rng), models, 40)
+        assert (factors[:, 0] >= factors[-1, 0]).all()
+        widened, fresh = conformal.widen(logs, factors[models]), answers(rng)
+        inside = (widened[:, 1] <= fresh) & (fresh <= widened[:, -2])
+        return float(inside.mean()), min(float(inside[models == model].mean()) for model in range(40))
+
+    shrunk = np.mean([covered(seed) for seed in range(8)], axis=0)
+    monkeypatch.setattr(conformal, "_SHRINK", 0.0)
+    own = np.mean([covered(seed) for seed in range(8)], axis=0)
+    assert (shrunk > own + 0.005).all()
+    assert abs(shrunk[0] - 0.8) < 0.03
+
+
+def test_a_model_with_many_answers_has_factors_of_its_own() -> None:
+    rng = np.random.default_rng(1)
+    models = (rng.random(40_000) < 0.5).astype(np.int64)
+    logs = np.tile(np.array([-1.6, -1.3, -0.7, 0.0, 0.7, 1.3, 1.6], np.float32), (len(models), 1))
+    y = (rng.standard_normal(len(models)) * np.where(models, 1.0, 0.5)).astype(np.float32)
+    found = conformal.factors(logs, y, models, 2)
+    assert found[0, 1] < 0.6 * found[1, 1]
+    assert found[0, 0] == found[-1, 0] < found[1, 0]

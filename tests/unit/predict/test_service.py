@@ -10,10 +10,11 @@ from msgspec.msgpack import encode as msgpack
 from support.lengths import trained
 
 from router_ext.errors import ArtifactRefused
-from router_ext.predict import model_file, probes, residuals
+from router_ext.predict import model_file, residuals
 from router_ext.predict.features import DENSE, Features, RequestFacts, extract
 from router_ext.predict.memory import Memory
 from router_ext.predict.messages import Answer, Ask, Ended, plausible
+from router_ext.predict.predictor import Predictor
 from router_ext.predict.service import LengthService
 
 TEXT = "explain briefly rivers and bread and chess and maps, number 5"
@@ -141,14 +142,12 @@ def test_a_question_that_trips_a_defect_is_named_and_the_others_are_answered(ser
 
 
 def test_numbers_that_overflow_are_said_to_be_none_and_teach_nothing(service: LengthService) -> None:
-    """Weights that overflow on words, from a file without questions that would have told."""
+    """Weights that overflow on words; a file of them would be refused."""
     header, tensors = model_file.unpack(trained().artifact)
     weights = tensors["mixture0.first.weight"].copy()
     weights[:, len(DENSE) : len(DENSE) + len(tensors["scaling.word_scale"])] = 3e38
     tensors["mixture0.first.weight"] = weights
-    settings = {name: numbers for name, numbers in header.settings.items() if name != probes.SETTING}
-    data = model_file.pack(tensors, models=header.models, settings=settings, metrics={}, built_at_us=1)
-    service.assign("plain", "d2", service.load(data))
+    service.assign("plain", "d2", Predictor(header, tensors))
     with np.errstate(all="ignore"):
         found = answer(service, ask(1))
     assert found.quantiles is not None
