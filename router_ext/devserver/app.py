@@ -201,6 +201,7 @@ class App:
             raise GenerationFailed(message="Input validation error", error_type="Input validation error", status=422)
         texts = []
         for kind, body in instances:
+            self._metrics.count("tgi_request_count")
             if kind == "chat":
                 prompt, tools = self._openai.chat_prompt(body)
                 parameters, adds = chat.generate_parameters(body, tools), False
