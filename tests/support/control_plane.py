@@ -35,6 +35,7 @@ from controlplane.training.models import Artifact, Evaluation, Job, JobState
 from controlplane.usage.rollup import roll_up_finished, roll_up_running
 from controlplane.usage.samples import count_recent_samples
 from router_ext.ops.embedded import free_port
+from router_ext.predict.versions import FEATURE_VERSION
 from router_ext.wire.controlplane import PredictionRecord, UsageBatch, UsageEvent
 
 _numbers = count(1)
@@ -117,7 +118,7 @@ def predicted_event(**fields: Any) -> UsageEvent:
         "runaway": 0.01,
         "length_model": "d" * 64,
         "features": b"\x01features",
-        "feature_version": 1,
+        "feature_version": FEATURE_VERSION,
     }
     record |= {name: fields.pop(name) for name in PredictionRecord.__struct_fields__ if name in fields}
     return usage_event(**{"prediction": PredictionRecord(**record), **fields})

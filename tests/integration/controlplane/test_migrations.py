@@ -54,6 +54,7 @@ get("usage", "TouchedHour").objects.create(hour=now.replace(minute=0))
 for target in (("fleet", "0002"), ("training", "0003"), ("usage", "0005")):
     migrate(*target)
 from controlplane.usage.partitions import PREDICTIONS, SAMPLES
+from router_ext.predict.versions import FEATURE_VERSION
 ensure_days([now.date()], PREDICTIONS)
 ensure_days([now.date()], SAMPLES)
 with connection.cursor() as cursor:
@@ -64,7 +65,8 @@ with connection.cursor() as cursor:
             "'{10,20,30,40,50,60,70}', NULL, 'pool', NULL, NULL, '')", key,
         )
         cursor.execute(
-            "INSERT INTO predictor_sample VALUES (%s, %s, 'pol_old', 'ten', 1, 'f', 'k', 'm', 1, NULL, 50, true)", key,
+            "INSERT INTO predictor_sample VALUES (%s, %s, 'pol_old', 'ten', %s, 'f', 'k', 'm', 1, NULL, 50, true)",
+            [*key, FEATURE_VERSION],
         )
 
 migrate()

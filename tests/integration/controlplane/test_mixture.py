@@ -28,6 +28,7 @@ from controlplane.usage.ingest import decode_batch, ingest
 from router_ext.errors import TrainingFailed
 from router_ext.predict.features import RequestFacts, extract
 from router_ext.predict.predictor import Predictor, Request
+from router_ext.predict.versions import FEATURE_VERSION
 from router_ext.wire.controlplane import ConfigSnapshot, UsageEvent
 from tests.support.answers import answered
 from tests.support.control_plane import (
@@ -78,7 +79,7 @@ def test_it_learns_judges_and_promotes_where_it_is_better(committed_db: None, sy
     counts = job.dataset.counts
     assert (counts["found"], counts["train"] + counts["heldout"], counts["tenants"]) == (650, 650, 3)
     assert counts["heldout"] == 200
-    assert job.dataset.filters == {"pools": [], "feature_version": 1}
+    assert job.dataset.filters == {"pools": [], "feature_version": FEATURE_VERSION}
     verdicts = {each.pool: each for each in Evaluation.objects.all()}
     assert verdicts[pool.id].is_passed, verdicts[pool.id].reason
     assert set(verdicts[pool.id].contenders) == {"candidate", "fallback", "tenant_mean5", "pool_median"}
@@ -94,7 +95,7 @@ def test_it_learns_judges_and_promotes_where_it_is_better(committed_db: None, sy
     )
     assert "promoted: better than all others" in job.log
     assert "not promoted: not judged: only" in job.log
-    assert "samples of feature version 1" in job.log
+    assert f"samples of feature version {FEATURE_VERSION}" in job.log
     # What is served has learnt what was there to learn.
     long, short = (median_of(job.artifact, f"Write {n} words about bread.") for n in (600, 20))
     assert long > 5 * short
@@ -178,7 +179,7 @@ def test_too_few_samples_fail_it_with_both_numbers(committed_db: None, system: A
     assert jobs.run(job.id) is False
     job.refresh_from_db()
     assert job.state == JobState.FAILED
-    assert "only 42 samples of feature version 1 (9 of other versions)" in job.error
+    assert f"only 42 samples of feature version {FEATURE_VERSION} (9 of other versions)" in job.error
     assert "at least 500 are needed" in job.error
     assert "reading samples" in job.log
 

@@ -66,7 +66,7 @@ class TestIngestion:
         sample = PredictorSample.objects.get()
         assert bytes(sample.features) == record.features
         assert (sample.feature_version, sample.model, sample.prompt_tokens, sample.max_new_tokens) == (
-            1,
+            record.feature_version,
             event.model,
             9,
             500,
