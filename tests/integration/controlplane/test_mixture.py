@@ -26,7 +26,7 @@ from controlplane.training.lease import take_lease
 from controlplane.training.models import Artifact, Evaluation, Job, JobState, Promotion
 from controlplane.usage.ingest import decode_batch, ingest
 from router_ext.errors import TrainingFailed
-from router_ext.predict.features import FEATURE_VERSION, RequestFacts, extract
+from router_ext.predict.features import RequestFacts, extract
 from router_ext.predict.predictor import Predictor, Request
 from router_ext.predict.versions import FEATURE_VERSION
 from router_ext.wire.controlplane import ConfigSnapshot, UsageEvent
