@@ -39,7 +39,7 @@ WARM_FROM = 3
 _BATCH = 256
 _TIMED = 400
 _MODEL_ROWS, _KIND_ROWS = 500, 300
-_NEW_TENANT, _FINAL_SHARE = 200, 0.25
+_NEW_TENANT, _AROUND = 200, 50
 _ORDERS = 4
 
 
@@ -254,8 +254,9 @@ class _Judge:
             first = quantiles if first is None else first
             error = np.abs(quantiles[:, 3] - self.tokens) / self.tokens
             early.append(error[long & (place < _NEW_TENANT)])
-            around.append(error[long & (np.abs(place - _NEW_TENANT) <= _NEW_TENANT // 4)])
-            final.append(error[long & (place >= n_of * (1.0 - _FINAL_SHARE))])
+            # As many of each tenant in both, for tenants differ more than the two do.
+            around.append(error[long & (np.abs(place - _NEW_TENANT) < _AROUND)])
+            final.append(error[long & (place > n_of - 2 * _AROUND)])
         assert first is not None
         without = float(np.abs(cold.quantiles[:, 3] - self.tokens).mean())
         return {
