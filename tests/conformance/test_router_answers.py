@@ -1,19 +1,18 @@
 """What the router writes is what TGI wrote: recorded upstream bytes, cut anywhere, through parser, continuation and
 encoder, compared byte for byte with the recorded answers.
 
-The recordings hold one dialect each, so where TGI's own ``/generate_stream`` of the same tokens is not among them, it
-is rebuilt from the recorded answer (``as_stream``).
+What the backend sends is ``/generate_stream`` of the same tokens (``support.recorded_streams``).
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import pytest
+from support.playback import recorded as recorded_by_name
+from support.recorded_streams import BASICS, CHAT, GENERATE, SAME_TOKENS, STREAMS, body_of, upstreams
 
 from router_ext.gateway.bos import BosKind, chat_prompt, probe
 from router_ext.gateway.continuation import Continuation, Phase
@@ -26,62 +25,14 @@ from router_ext.wire.metrics_text import TgiGauges, parse_gauges
 from router_ext.wire.sse import SseParser
 from router_ext.wire.tgi import decode_chat_tokenize, decode_info, decode_tokenize
 
-TRANSCRIPTS = Path(__file__).parent / "transcripts"
+BOS = recorded_by_name("bos")
 LIMITS = ModelLimits(model_id="SmolLM2-135M-Instruct", max_input_tokens=2_048, max_total_tokens=4_096)
-
-
-def load(name: str) -> dict[str, dict[str, Any]]:
-    lines = (TRANSCRIPTS / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
-    return {exchange["name"]: exchange for exchange in map(json.loads, lines)}
-
-
-STREAMS, GENERATE, CHAT, BOS, BASICS = map(load, ("streams", "generate", "chat_and_completions", "bos", "basics"))
-
-
-def body_of(exchange: dict[str, Any]) -> bytes:
-    return "".join(piece for _, piece in exchange["response"]["body"]).encode()
 
 
 def request_of(exchange: dict[str, Any]) -> GenerationRequest:
     request = exchange["request"]
     raw = json.dumps(request["body"]).encode()
     return decode_request(request["path"], request["headers"].get("Content-Type"), raw, LIMITS)
-
-
-def sse(payloads: Iterable[bytes]) -> bytes:
-    return b"".join(b"data: " + payload + b"\n\n" for payload in payloads)
-
-
-def as_stream(
-    tokens: list[dict[str, Any]],
-    *,
-    text: str,
-    reason: str,
-    prompt_tokens: int,
-    seed: int | None = None,
-    top_tokens: list[Any] | None = None,
-) -> bytes:
-    """``/generate_stream`` with details for these tokens, in TGI's form."""
-    payloads = []
-    for index, token in enumerate(tokens, 1):
-        event: dict[str, Any] = {"index": index, "token": token}
-        if top_tokens is not None:
-            event["top_tokens"] = top_tokens[index - 1]
-        event |= {"generated_text": None, "details": None}
-        if index == len(tokens):
-            event["generated_text"] = text
-            event["details"] = {
-                "finish_reason": reason,
-                "generated_tokens": len(tokens),
-                "seed": seed,
-                "input_length": prompt_tokens,
-            }
-        payloads.append(json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode())
-    return sse(payloads)
-
-
-def token(text: str, *, special: bool = False, logprob: float = -0.5) -> dict[str, Any]:
-    return {"id": 7, "text": text, "logprob": logprob, "special": special}
 
 
 def context_of(exchange: dict[str, Any]) -> AnswerContext:
@@ -130,24 +81,13 @@ def same_created(recorded: bytes) -> bytes:
 
 # --- TGI's own streams -------------------------------------------------------------------------------------------
 
-UPSTREAM_OF = {  # name of a recorded stream to that of the same tokens with details, as the router asks for them
-    "details": "details",
-    "no details": "details",
-    "return_full_text": "details",
-    "root, stream true": "details",
-    "top_n_tokens": "top_n_tokens",
-    "ends by EOS": "ends by EOS",
-    "ends by stop": "ends by stop",
-    "multi-byte characters": "multi-byte characters",
-    "ends inside a character": "ends inside a character",
-    "sampling reports its seed": "sampling reports its seed",
-    "one token": "one token",
-}
+NATIVE_STREAMS = [name for file, name in SAME_TOKENS if file == "streams" and "non-stream" not in name]
 
 
-@pytest.mark.parametrize("name", UPSTREAM_OF)
+@pytest.mark.parametrize("name", NATIVE_STREAMS)
 def test_a_stream_cut_at_any_byte_is_tgis_own(name: str) -> None:
-    exchange, upstream = STREAMS[name], body_of(STREAMS[UPSTREAM_OF[name]])
+    exchange = STREAMS[name]
+    (upstream,) = upstreams("streams", exchange)
     request, context, expected = request_of(exchange), context_of(exchange), body_of(exchange)
     assert answer(request, [upstream[i : i + 1] for i in range(len(upstream))], context)[1] == expected
     for place in range(len(upstream) + 1):
@@ -179,19 +119,6 @@ def test_older_and_odder_framing_gives_the_same() -> None:
 
 # --- whole answers of TGI's own paths ------------------------------------------------------------------------------
 
-GENERATE_FROM_STREAM = {
-    "minimal": "details",
-    "details": "details",
-    "return_full_text": "details",
-    "root, stream false": "details",
-    "root, stream false, return_full_text null": "details",
-    "null-heavy body as the client library sends it": "details",
-    "unknown fields ignored": "details",
-    "unknown adapter is served": "details",
-    "stop kept in the text": "ends by stop",
-    "chat prompt ends by EOS": "ends by EOS",
-    "emoji, whole": "multi-byte characters",
-}
 GENERATE_FROM_DETAILS = (
     "details with top_n",
     "stop inside a token is missed",
@@ -202,11 +129,10 @@ GENERATE_FROM_DETAILS = (
 )
 
 
-@pytest.mark.parametrize("name", GENERATE_FROM_STREAM)
+@pytest.mark.parametrize("name", [name for file, name in SAME_TOKENS if file == "generate"])
 def test_a_whole_answer_is_tgis_own(name: str) -> None:
     exchange = GENERATE[name]
-    upstream = body_of(STREAMS[GENERATE_FROM_STREAM[name]])
-    encoder, body = answer(request_of(exchange), [upstream], context_of(exchange))
+    encoder, body = answer(request_of(exchange), upstreams("generate", exchange), context_of(exchange))
     assert body == body_of(exchange)
     headers = dict(exchange["response"]["headers"])
     assert encoder.prompt_tokens == int(headers["x-prompt-tokens"])
@@ -216,17 +142,7 @@ def test_a_whole_answer_is_tgis_own(name: str) -> None:
 @pytest.mark.parametrize("name", GENERATE_FROM_DETAILS)
 def test_a_whole_answer_with_details_is_tgis_own(name: str) -> None:
     exchange = GENERATE[name]
-    recorded = json.loads(body_of(exchange))
-    details = recorded["details"]
-    upstream = as_stream(
-        details["tokens"],
-        text=recorded["generated_text"],
-        reason=details["finish_reason"],
-        prompt_tokens=int(dict(exchange["response"]["headers"])["x-prompt-tokens"]),
-        seed=details["seed"],
-        top_tokens=details.get("top_tokens"),
-    )
-    assert answer(request_of(exchange), [upstream], context_of(exchange))[1] == body_of(exchange)
+    assert answer(request_of(exchange), upstreams("generate", exchange), context_of(exchange))[1] == body_of(exchange)
 
 
 def test_an_answer_that_ends_inside_a_character() -> None:
@@ -246,15 +162,6 @@ def test_the_head_of_a_whole_answer_is_tgis_own() -> None:
 # --- OpenAI's paths ------------------------------------------------------------------------------------------------
 
 
-def spread(text: str, count: int, reason: str) -> list[dict[str, Any]]:
-    """``count`` tokens that make up ``text``; the last is the end of text where there was one."""
-    ends = [token("<|im_end|>", special=True)] if reason == "eos_token" else []
-    pieces = count - len(ends)
-    size = len(text) // pieces
-    parts = [text[i * size : (i + 1) * size] for i in range(pieces - 1)]
-    return [*map(token, [*parts, text[(pieces - 1) * size :]]), *ends]
-
-
 PLAIN_CHATS = [
     name
     for name, exchange in CHAT.items()
@@ -267,22 +174,10 @@ PLAIN_CHATS = [
 @pytest.mark.parametrize("name", PLAIN_CHATS)
 def test_a_chat_is_tgis_own(name: str) -> None:
     exchange = CHAT[name]
-    recorded = json.loads(body_of(exchange))
-    choice, usage = recorded["choices"][0], recorded["usage"]
-    reason = {"stop": "eos_token"}.get(choice["finish_reason"], choice["finish_reason"])
-    text = choice["message"]["content"]
-    top = None
-    if choice["logprobs"] is None:
-        tokens = spread(text, usage["completion_tokens"], reason)
-    else:
-        items = choice["logprobs"]["content"]
-        tokens = [token(item["token"], logprob=item["logprob"]) for item in items]
-        top = [[token(t["token"], logprob=t["logprob"]) for t in item["top_logprobs"]] for item in items]
-    upstream = as_stream(tokens, text=text, reason=reason, prompt_tokens=usage["prompt_tokens"], top_tokens=top)
     request = request_of(exchange)
     if name == "other model name":  # TGI takes any name; the router has resolved it to a pool before
         assert request.model == "gpt-4o"
-    assert answer(request, [upstream], context_of(exchange))[1] == body_of(exchange)
+    assert answer(request, upstreams("chat_and_completions", exchange), context_of(exchange))[1] == body_of(exchange)
 
 
 CHAT_STREAMS = ["stream", "stream with usage", "stream to its end", "stream with logprobs", "stream with stop"]
@@ -291,21 +186,7 @@ CHAT_STREAMS = ["stream", "stream with usage", "stream to its end", "stream with
 @pytest.mark.parametrize("name", CHAT_STREAMS)
 def test_a_streamed_chat_is_tgis_own(name: str) -> None:
     exchange = CHAT[name]
-    chunks = [json.loads(payload) for payload in SseParser().feed(body_of(exchange)) if payload != b"[DONE]"]
-    choices = [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
-    last = choices[-1]["finish_reason"]
-    reason = {"stop": "eos_token"}.get(last, last)
-    tokens, top = [], []
-    for choice in choices:
-        item = (choice["logprobs"] or {"content": [{"logprob": -0.5, "top_logprobs": []}]})["content"][0]
-        text, logprob = choice["delta"]["content"], item["logprob"]
-        tokens.append(token(text or "<|im_end|>", special=not text, logprob=logprob))
-        top.append([token(t["token"], logprob=t["logprob"]) for t in item["top_logprobs"]])
-    usage = next((chunk["usage"] for chunk in chunks if chunk["usage"]), {"prompt_tokens": 34})
-    text = "".join(t["text"] for t in tokens if not t["special"])
-    upstream = as_stream(
-        tokens, text=text, reason=reason, prompt_tokens=usage["prompt_tokens"], top_tokens=top if any(top) else None
-    )
+    (upstream,) = upstreams("chat_and_completions", exchange)
     pieces = [upstream[i : i + 11] for i in range(0, len(upstream), 11)]
     assert answer(request_of(exchange), pieces, context_of(exchange))[1] == same_created(body_of(exchange))
 
@@ -326,33 +207,15 @@ def test_a_completion_is_tgis_own(name: str) -> None:
     exchange = CHAT[name]
     request, context = request_of(exchange), context_of(exchange)
     expected = body_of(exchange)
-    order: list[int] = []
-    streams: dict[int, bytes] = {}
+    streams = upstreams("chat_and_completions", exchange)
+    order = [index for index, stream in enumerate(streams) for _ in range(stream.count(b"data: "))]
     if request.is_stream:
         chunks = [json.loads(payload) for payload in SseParser().feed(expected) if payload != b"[DONE]"]
         order = [chunk["choices"][0]["index"] for chunk in chunks]
         expected = same_created(expected)
-        for index in set(order):
-            mine = [chunk for chunk in chunks if chunk["choices"][0]["index"] == index]
-            texts = [chunk["choices"][0]["text"] for chunk in mine]
-            tokens = [token(text, special=text.startswith("<|")) for text in texts]
-            text = "".join(t["text"] for t in tokens if not t["special"])
-            reason, usage = mine[-1]["choices"][0]["finish_reason"], mine[-1]["usage"]
-            streams[index] = as_stream(tokens, text=text, reason=reason, prompt_tokens=usage["prompt_tokens"])
-    else:
-        recorded = json.loads(expected)
-        count = recorded["usage"]["completion_tokens"] // len(recorded["choices"])
-        prompts = {1: [recorded["usage"]["prompt_tokens"]], 2: [5, 3]}[len(recorded["choices"])]
-        for choice in recorded["choices"]:
-            reason = {"stop": "eos_token"}.get(choice["finish_reason"], choice["finish_reason"])
-            tokens = spread(choice["text"], count, reason)
-            streams[choice["index"]] = as_stream(
-                tokens, text=choice["text"], reason=reason, prompt_tokens=prompts[choice["index"]]
-            )
-            order += [choice["index"]] * count
     encoder, out = encoder_for(request, context), b""
     flows = {}
-    for index, upstream in streams.items():
+    for index, upstream in enumerate(streams):
         flow = Continuation.for_request(
             request, max_new_tokens=request.max_new_tokens or 99, limits=LIMITS, base_seed=1, prompt_index=index
         )

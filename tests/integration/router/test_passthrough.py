@@ -87,6 +87,16 @@ def test_streams(tgi: Playback, relaying: RouterProcess, exchange: dict[str, Any
     relaying.wait(relaying.is_idle)
 
 
+@pytest.mark.parametrize("kind", ["tools required", "stream tools required"])
+def test_the_clients_name_for_the_model_comes_back(tgi: Playback, relaying: RouterProcess, kind: str) -> None:
+    exchange = CHAT[kind]
+    status, _, answer = ask(tgi, new_tenant(relaying), exchange, {**exchange["request"]["body"], "model": "smol"})
+    assert status == 200
+    assert tgi.asked[-1][1]["model"] == "tgi"
+    wanted = "".join(piece for _, piece in exchange["response"]["body"])
+    assert answer.decode() == wanted.replace('"model":"SmolLM2-135M-Instruct"', '"model":"smol"')
+
+
 def played_error(exchange: dict[str, Any], body: str, status: str = "HTTP/1.1 200 OK") -> dict[str, Any]:
     response = {**exchange["response"], "status": status, "body": [[0, body]]}
     return {**exchange, "response": response}

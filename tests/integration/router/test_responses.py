@@ -213,6 +213,31 @@ def test_a_format_by_schema_is_parsed_by_the_package(tgi: Playback, teller: Open
     assert sent["value"]["schema"]["properties"]["name"]["type"] == "string"
 
 
+def test_tools_and_formats_on_the_model_server(client: OpenAI) -> None:
+    """The same without a recording: what the model server gives is in the form that was asked for."""
+    parsed = client.responses.parse(model="main", input=PROMPT, text_format=Person, temperature=0)
+    assert isinstance(parsed.output_parsed, Person)
+    free = client.responses.create(model="main", input=PROMPT, text={"format": {"type": "json_object"}}, temperature=0)
+    assert isinstance(json.loads(free.output_text), dict)
+    with client.responses.stream(model="main", input=PROMPT, text_format=Person, temperature=0) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_response()
+    assert final.output_parsed == parsed.output_parsed
+    assert kinds[-1] == "response.completed"
+    arguments: Any = {"model": "main", "input": PROMPT, "tools": [WEATHER], "tool_choice": "required", "temperature": 0}
+    called: Any = client.responses.create(**arguments)
+    assert called.output[0].name == "get_weather"
+    given: Any = [
+        {"role": "user", "content": PROMPT},
+        called.output[0].to_dict(),
+        {"type": "function_call_output", "call_id": called.output[0].call_id, "output": "sunny"},
+    ]
+    answered = client.responses.create(
+        model="main", input=given, tools=[WEATHER], tool_choice="none", max_output_tokens=5
+    )
+    assert answered.output[0].type == "message"
+
+
 def played(body: str) -> dict[str, Any]:
     exchange = CHAT["stream tools auto"]
     return {**exchange, "response": {**exchange["response"], "body": [[0, body]]}}
