@@ -23,6 +23,7 @@ from bisect import bisect_left, insort
 from router_ext.core.config import BackendConfig
 from router_ext.core.estimates import LinearFit
 from router_ext.core.explain import Gate
+from router_ext.core.exposure import Exposure
 from router_ext.core.ids import BackendId
 from router_ext.core.kv import Ledger
 from router_ext.core.lifecycle import State
@@ -41,6 +42,9 @@ _LAG_MARGIN = 1.5
 _OVERTIME_RATIO = 0.25
 """A request that has outlived its prediction is expected to produce this share of its output again."""
 
+_BURST_TOKENS = 8
+"""More tokens than this at once are the end of an answer that came whole, not its first token."""
+
 _SCAN_LIMIT = 64
 """Expected releases looked at; beyond it the KV counts as far away."""
 
@@ -50,6 +54,7 @@ class Backend:
 
     Attributes:
         index: position in the order of backend ids; the tie-break of placement.
+        exposure: what may not start beside whom here.
         prefixes: starts of prompts it probably still holds.
         spare_tokens: input plus new tokens beyond the free KV that still fit (TGI reserves one token less).
         prefill: prompt tokens of dispatches whose first token has not come, by ticket, in dispatch order (TGI's
@@ -66,6 +71,7 @@ class Backend:
         "closing",
         "config",
         "cut",
+        "exposure",
         "index",
         "is_cordoned",
         "is_retired",
@@ -97,6 +103,7 @@ class Backend:
         self.cut: set[int] = set()
         self.closing: dict[int, float] = {}
         self.releases: list[tuple[float, int, int]] = []
+        self.exposure = Exposure()
         self.prefixes = PrefixIndex()
         self.prefill_fit = LinearFit()
         self.step_fit = LinearFit()
@@ -130,6 +137,8 @@ class Backend:
         prompt = request.input_tokens
         if prompt > config.max_input_tokens or prompt + new_tokens > config.max_total_tokens:
             return False
+        if request.grammar is not None and not config.takes_grammars:
+            return False
         return self.blocks(request, new_tokens) <= self.ledger.usable_blocks
 
     # --- changes -------------------------------------------------------------------------------------------------
@@ -153,21 +162,32 @@ class Backend:
         request.prefill_ahead_tokens = self.prefill_tokens + prompt
         self.prefill[ticket] = prompt
         self.prefill_tokens += prompt
+        if request.grammar is not None or request.is_suspect:
+            self.exposure.begin(request)
         expected = request.predicted_rest()
         if expected > request.slice_tokens:
             expected = request.slice_tokens
-        request.release_at_s = now + self.first_token_s(request.prefill_ahead_tokens) + expected * self.step_s()
+        first_token_s = self.first_token_s(request.prefill_ahead_tokens) + self.exposure.stall_s
+        request.release_at_s = now + first_token_s + expected * self.step_s()
         insort(self.releases, (request.release_at_s, ticket, blocks))
 
-    def first_token(self, request: Request, now: float) -> None:
-        """The prompt of a running dispatch is done, and with it every prompt sent before."""
+    def first_token(self, request: Request, now: float, tokens: int = 1) -> None:
+        """The prompt of a running dispatch is done, and with it every prompt sent before. ``tokens``: so many came."""
         prefill = self.prefill
         ticket = request.ticket
-        if ticket not in prefill:
+        is_watched = ticket in prefill
+        taken_s = now - request.dispatched_s
+        is_compiled = request.grammar is not None and self.exposure.is_new(request)
+        if is_compiled:
+            usual_s = self.first_token_s(request.prefill_ahead_tokens)
+            is_seen = is_watched and tokens <= _BURST_TOKENS
+            self.exposure.compiled(request, taken_s - usual_s if is_seen else None)
+        if not is_watched:
             return
-        self.prefill_fit.observe(request.prefill_ahead_tokens, now - request.dispatched_s)
+        if not is_compiled:
+            self.prefill_fit.observe(request.prefill_ahead_tokens, taken_s)
         for earlier in list(prefill):
-            self.prefill_tokens -= prefill.pop(earlier)
+            self.prefill_over(earlier)
             if earlier == ticket:
                 return
 
@@ -176,6 +196,8 @@ class Backend:
         tokens = self.prefill.pop(ticket, None)
         if tokens is not None:
             self.prefill_tokens -= tokens
+            if ticket == self.exposure.ticket:
+                self.exposure.end()
 
     def correct(self, request: Request, blocks: int) -> None:
         """The running dispatch reserves something else than was assumed."""
@@ -283,7 +305,7 @@ class Backend:
                 ahead += tokens
                 if ticket == request.ticket:
                     break
-            return _LAG_MARGIN * self.first_token_s(ahead)
+            return _LAG_MARGIN * (self.first_token_s(ahead) + self.exposure.stall_s)
         return self.cut_lag_s()
 
     def cut_lag_s(self) -> float:

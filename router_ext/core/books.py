@@ -16,6 +16,7 @@ from collections.abc import Collection
 from router_ext.core.actions import Dispatch
 from router_ext.core.admission import Backend
 from router_ext.core.agents import Agents
+from router_ext.core.bounds import stall_service
 from router_ext.core.config import PoolConfig
 from router_ext.core.cost import CostModel
 from router_ext.core.estimates import PredictionBias
@@ -93,6 +94,7 @@ class Books:
         "_is_told_stopped",
         "_is_watching",
         "_lengths",
+        "_most_stall",
         "_next_seq",
         "_next_ticket",
         "_num_taken",
@@ -161,6 +163,7 @@ class Books:
         self._is_told_stopped = kind.stopped is not default.stopped
         self._is_told_ended = kind.ended is not default.ended
         self._aging_ratio = config.aging_ratio
+        self._most_stall = stall_service(config)
         self.policy = policy
 
     @property
@@ -416,6 +419,8 @@ class Books:
             self._update_expected(request)
         if service:
             self._charge(request, service)
+        if request.stall_s and backend.exposure.ticket == request.ticket:
+            self._charge_stall(request, backend)
         if self._is_told_started:
             self.policy.started(request, now)
         limit = new_tokens if request.is_sliceable else request.remaining_tokens()
@@ -439,7 +444,7 @@ class Books:
         is_first = state is State.PREFILLING
         if is_first:
             request.state = advance(state, Trigger.FIRST_TOKEN)
-            self._first_token(request, now)
+            self._first_token(request, now, tokens)
             if request.output_tokens == 0 and request.backend is not None:
                 note(request, Step.FIRST_TOKEN, now, request.backend.backend_id, tokens)
         request.output_tokens += tokens
@@ -473,6 +478,27 @@ class Books:
                 self.policy.head_changed(queue)
         elif lane is keys.front and lane.counter >= keys.rival and queue.reorder():
             self.policy.head_changed(queue)
+
+    def _charge_stall(self, request: Request, backend: Backend) -> None:
+        """The tokens that others on this backend miss while it compiles the request's grammar, once per request.
+
+        Nobody is given them, so they are no delivered service: an account of its own, and not in ``served``.
+        """
+        if request.has_paid_stall:
+            return
+        request.has_paid_stall = True
+        steps = int(backend.exposure.stall_s / backend.step_s())
+        missed = 0.0
+        for other in backend.running.values():
+            tokens = min(steps, other.predicted_rest(), other.slice_tokens - other.slice_output)
+            if other is not request and tokens > 0:
+                missed += self.cost.ahead(other, tokens)
+        service = min(missed, self._most_stall)
+        if service > 0.0:
+            request.member.stall_service += service
+            self.policy.charge(request, service)
+            if request.member is not request.tenant:
+                request.tenant.charged(request.member, service)
 
     def take_new_output(self) -> int:
         """Output tokens delivered since this was asked last."""
@@ -527,12 +553,13 @@ class Books:
         request.tenant.expected_rest += expected - request.expected_rest
         request.expected_rest = expected
 
-    def _first_token(self, request: Request, now: float) -> None:
+    def _first_token(self, request: Request, now: float, tokens: int) -> None:
         backend = request.backend
         assert backend is not None
-        backend.first_token(request, now)
+        backend.first_token(request, now, tokens)
         self._fleet.speed_changed()
         request.first_token_s = request.sampled_s = now
+        request.is_suspect = False
         request.sampled_output = 1
         self._tiers.touch(self._tiers.get(request.queue.name), now)
 

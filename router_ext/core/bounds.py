@@ -12,6 +12,9 @@ The reason: a request is admitted only while its tenant's counter is at most ``p
 tenant can be charged after that admission is at most one full pool; and ``n`` tokens more than ``M``, because the last
 token a sequence produces never takes KV (TGI reserves ``input + new - 1``).
 
+Where backends take grammars the first term is ``U' + S``: the tokens that others miss while a grammar is compiled are
+charged to its tenant at the dispatch, at most ``S = stall_ratio * U'`` (``core.exposure``).
+
 With ``FairnessPolicy.gamma > 0`` the pick may be ahead of the floor by what its rivals have in flight, and the first
 term becomes ``max(U'/w_f, gamma * U'/w_g)``.
 
@@ -42,6 +45,7 @@ class Terms:
     Attributes:
         peak_service: ``U'``. pool_tokens, longest_prompt: ``M`` and ``L``, from which it follows.
         passes: how far ahead of the floor somebody may be and still be served, by the way of going ahead.
+        stall_service: ``S``, 0 where no backend takes grammars.
         gamma: how much of the predicted service in flight counts in whose turn it is.
         lightest_weight, heaviest_weight: of what competes for the pool, tenants alone and groups (1 if there is none).
     """
@@ -49,6 +53,7 @@ class Terms:
     peak_service: float
     pool_tokens: int
     longest_prompt: int
+    stall_service: float = 0.0
     passes: Mapping[str, float] = field(default_factory=dict)
     gamma: float = 0.0
     lightest_weight: float = 1.0
@@ -63,11 +68,11 @@ class Terms:
         """Largest ``c_f - min c`` of a backlogged tenant of this weight, in service per weight."""
         lightest = min(self.lightest_weight, weight)
         first = max(self.peak_service / weight, self.gamma * self.peak_service / lightest)
-        return first + self.pass_service / weight
+        return first + (self.stall_service + self.pass_service) / weight
 
     def inside_bound(self, weight: float) -> float:
         """The same of a member of a group of this weight, against the other members."""
-        return (self.peak_service + self.pass_service) / weight
+        return (self.peak_service + self.stall_service + self.pass_service) / weight
 
     def pair_bound(self, weight: float, other: float) -> float:
         """Largest difference of service per weight between two tenants over any interval in which both are
@@ -78,7 +83,7 @@ class Terms:
     def bound_service(self) -> float:
         """The one number shown for a pool: largest ``(c_f - min c) * w_f``. It is that of the heaviest tenant."""
         first = max(1.0, self.gamma * self.heaviest_weight / self.lightest_weight) * self.peak_service
-        return first + self.pass_service
+        return first + self.stall_service + self.pass_service
 
 
 def terms(config: PoolConfig) -> Terms | None:
@@ -93,6 +98,7 @@ def terms(config: PoolConfig) -> Terms | None:
         peak_service=peak,
         pool_tokens=pool_tokens(config),
         longest_prompt=longest_prompt(config),
+        stall_service=stall_service(config),
         passes={name: ratio * peak for name, ratio in policy.passes(config).items()},
         gamma=policy.gamma(config),
         lightest_weight=min(weights, default=1.0),
@@ -103,6 +109,13 @@ def terms(config: PoolConfig) -> Terms | None:
 def peak_service(config: PoolConfig) -> float:
     """``U'``: the most service one tenant can still be charged for what runs, in service units."""
     return build_cost(config).peak_service(config)
+
+
+def stall_service(config: PoolConfig) -> float:
+    """``S``: the most that one new grammar is charged for the tokens others miss meanwhile, in service units."""
+    if not any(backend.takes_grammars for backend in config.backends.values()):
+        return 0.0
+    return config.stall_ratio * peak_service(config)
 
 
 def pass_service(config: PoolConfig) -> float:

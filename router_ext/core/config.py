@@ -118,7 +118,8 @@ class TenantConfig:
 class BackendConfig:
     """What the operator states of one TGI server (none of it but the two limits is in ``/info``).
 
-    ``max_sequences``: most sequences of one request (TGI's ``max_best_of``).
+    ``max_sequences``: most sequences of one request (TGI's ``max_best_of``). ``takes_grammars``: it is given requests
+    whose answer a grammar, a response format or tools force into a form.
 
     Units: tokens, except ``block_size`` (tokens per block), ``max_concurrent_requests`` and ``max_sequences``.
     """
@@ -134,6 +135,7 @@ class BackendConfig:
     max_concurrent_requests: int = 128
     max_sequences: int = 2
     is_cordoned: bool = False
+    takes_grammars: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,6 +262,11 @@ class PoolConfig:
         4.0, low=0.001, high=1_000, section=knobs.POLICY, policies=("equinox",), label="Output in the user counter",
         help="What an output token counts there, a prompt token being 1. Books and bound keep the pool's prices.",
     )  # fmt: skip
+    stall_ratio: float = knob(
+        0.05, low=0, high=10, section=knobs.FAIRNESS, label="Charge for a stall",
+        help="Most that a tenant is charged for the tokens others miss while a backend compiles a grammar that is new "
+        "to it, as a share of U'. The bound is larger by as much where backends take grammars. 0: not charged.",
+    )  # fmt: skip
     gamma: float = knob(
         0.0, low=0, high=1, section=knobs.FAIRNESS, policies=("slo-fair",), label="Weight of work in flight",
         help="How much of the output still expected from running requests counts in whose turn it is. Helps tenants "
@@ -379,6 +386,7 @@ def build_backend(mapping: Mapping[str, Any]) -> BackendConfig:
         max_concurrent_requests=_integer(mapping, "max_concurrent_requests", 128, 1, 1_000_000, where),
         max_sequences=_integer(mapping, "max_sequences", 2, 1, 128, where),
         is_cordoned=bool(mapping.get("is_cordoned", False)),
+        takes_grammars=bool(mapping.get("takes_grammars", True)),
     )
     if config.kv_tokens < 2 * config.block_size:
         raise ConfigError(

@@ -80,7 +80,7 @@ class Decider:
         self._tiers = tiers
         self._throughput = waits.throughput
         self._gates = Gates(headroom_ratio=config.headroom_ratio, is_on=True)
-        self.placement = Placement(self._gates)
+        self.placement = Placement(self._gates, fleet.backends)
         self.preemption = Preemption(books=books, counters=counters, fleet=fleet, tiers=tiers, gates=self._gates)
         self._budget = SliceBudget()
         self._rate = waits.rate

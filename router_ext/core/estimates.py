@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from router_ext.core.admission import Backend
+
+
+_LEAST_RATIO, _MOST_RATIO = 0.125, 8.0
 
 
 class LinearFit:
@@ -57,6 +61,26 @@ class LinearFit:
             if slope <= 0.0:
                 return sy / n, 0.0
         return (0.0, sy / sx) if sx > 0.0 else (sy / n, 0.0)
+
+
+class Ratio:
+    """What was seen over what was predicted: geometric mean of about the last ten, within bounds.
+
+    Attributes:
+        value: 1 before the first observation.
+    """
+
+    __slots__ = ("_log", "value")
+
+    def __init__(self) -> None:
+        self._log: float | None = None
+        self.value = 1.0
+
+    def observe(self, ratio: float) -> None:
+        """Add one observation."""
+        seen = math.log(min(max(ratio, _LEAST_RATIO), _MOST_RATIO))
+        self._log = seen if self._log is None else self._log + 0.1 * (seen - self._log)
+        self.value = math.exp(self._log)
 
 
 class Throughput:

@@ -32,6 +32,8 @@ class RequestSpec:
         num_sequences: independent generations behind this request on the backend (``best_of``, >= 1).
         agent_id: the agent (program) the request belongs to, if declared. agent_cost: declared cost of the whole agent
             in KV token-time (``sum of p * d + d * (d + 1) / 2`` over its calls), None to have it predicted.
+        grammar: digest of what forces the answer's form, None if nothing does. stall_s: seconds in which a backend that
+            has not compiled it makes no token for anybody, as predicted.
         prefix: tenant-salted hash chain of the prompt's whole blocks (``core.prefix``): equal starts of two chains are
             equal starts of prompts.
     """
@@ -50,6 +52,8 @@ class RequestSpec:
     agent_cost: float | None = None
     prefix: tuple[int, ...] = ()
     quantiles: tuple[int, ...] | None = None
+    grammar: str | None = None
+    stall_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,13 +132,15 @@ class Failed:
     """The upstream stream of a running request broke.
 
     ``is_retryable``: it goes back to the front of its tenant's queue (kept tokens in ``next_prompt_tokens``,
-    ``dropped_tokens`` as in ``SliceEnded``); otherwise it ends here.
+    ``dropped_tokens`` as in ``SliceEnded``); otherwise it ends here. ``is_suspect``: it may be why the backend failed,
+    so it is tried again where it can hurt nobody (``core.exposure``).
     """
 
     request_id: RequestId
     is_retryable: bool
     dropped_tokens: int = 0
     next_prompt_tokens: int = 0
+    is_suspect: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,8 +24,9 @@ class Gate(enum.IntEnum):
     CONCURRENCY = 3
     PREFILL = 4
     HEADROOM = 5
-    CLAIM = 6
-    SHARE = 7
+    ALONE = 6
+    CLAIM = 7
+    SHARE = 8
 
 
 GATE_TEXT = {
@@ -34,6 +35,7 @@ GATE_TEXT = {
     Gate.CONCURRENCY: "every backend with room was at its limit of concurrent requests",
     Gate.PREFILL: "the prefill gate was closed: prompts sent before had not been processed",
     Gate.HEADROOM: "the free KV was kept for requests with a latency target",
+    Gate.ALONE: "a new grammar or a suspect request starts alone: nobody else may wait for a first token beside it",
     Gate.CLAIM: "the free backend was claimed by a request ahead",
     Gate.SHARE: "the tenant had received its share and others were ahead",
 }

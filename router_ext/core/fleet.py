@@ -23,7 +23,7 @@ from router_ext.core.request import Request
 _KEEP_HELD = 0.98
 """What the last fifty or so slices made of their reservations decides."""
 
-_Size: TypeAlias = tuple[int, int, int, int, int]
+_Size: TypeAlias = tuple[int, int, int, int, int, bool]
 
 
 class Fleet:
@@ -106,7 +106,11 @@ class Fleet:
 
     def assume_first_token(self, request: Request, backend: Backend, now: float) -> None:
         """A dispatch has just started whose first token may stay unseen until the whole answer comes."""
-        over = now + 2.0 * backend.first_token_s(request.prefill_ahead_tokens)
+        exposure = backend.exposure
+        if exposure.ticket == request.ticket and exposure.is_suspect:
+            # It stays alone until it has shown what it does.
+            return
+        over = now + 2.0 * (backend.first_token_s(request.prefill_ahead_tokens) + exposure.stall_s)
         heapq.heappush(self.lags, (over, request.ticket, backend, False))
 
     def end_lags(self, now: float) -> None:
@@ -197,4 +201,5 @@ def _size(config: BackendConfig) -> _Size:
         config.speculate,
         config.max_input_tokens,
         config.max_total_tokens,
+        config.takes_grammars,
     )

@@ -41,6 +41,7 @@ def violations(
         *_groups(requests, tenants, groups),
         *_counters([*(t for t in tenants.values() if t.unit is t), *groups.values()], counters),
         *_preemption(requests, waste),
+        *_exposure(backends),
     ]
 
 
@@ -69,6 +70,18 @@ def _ledger(
             yield f"{backend_id}: prefill backlog {backend.prefill_tokens} is not the sum of its prompts"
     for (backend_id, ticket), blocks in owners.items():
         yield f"{backend_id}: running ticket {ticket} lacks its {blocks} blocks"
+
+
+def _exposure(backends: Mapping[BackendId, Backend]) -> Iterator[str]:
+    """Whoever is exposed is the only one in prefill; one suspect of the pool at most is."""
+    suspects = 0
+    for backend_id, backend in backends.items():
+        exposure = backend.exposure
+        suspects += exposure.is_suspect
+        if exposure.ticket and list(backend.prefill) != [exposure.ticket]:
+            yield f"{backend_id}: ticket {exposure.ticket} is to be alone, in prefill are {list(backend.prefill)}"
+    if suspects > 1:
+        yield f"{suspects} suspects are exposed at once"
 
 
 def _queues(

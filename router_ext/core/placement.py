@@ -1,8 +1,8 @@
 """Which backend, and which backend a request that fits nowhere claims.
 
-Among backends where a request may start: the one it ran on before, then the one that holds most of its prompt's start
-(``core.prefix``), then the one with the least prefill backlog, then the most free KV, then the order of ids. A backend
-that just failed the request comes last.
+Among backends where a request may start: the one it ran on before, then one that has compiled its grammar
+(``core.exposure``), then the one that holds most of its prompt's start (``core.prefix``), then the one with the least
+prefill backlog, then the most free KV, then the order of ids. A backend that just failed the request comes last.
 
 A claim names the backend where a request in turn fits soonest, by the expected ends of what runs there. Claims
 belong to one decision and are computed only when somebody else could use a backend meanwhile.
@@ -10,10 +10,12 @@ belong to one decision and are computed only when somebody else could use a back
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from router_ext.core.admission import Backend, Gates
 from router_ext.core.explain import Gate
+from router_ext.core.ids import BackendId
 from router_ext.core.request import Request
 
 _FOREVER = float("inf")
@@ -34,10 +36,11 @@ class Claim(NamedTuple):
 class Placement:
     """Chooses backends."""
 
-    __slots__ = ("_gates",)
+    __slots__ = ("_backends", "_gates")
 
-    def __init__(self, gates: Gates) -> None:
+    def __init__(self, gates: Gates, backends: Mapping[BackendId, Backend]) -> None:
         self._gates = gates
+        self._backends = backends
 
     def options(
         self, request: Request, new_tokens: int, usable: list[Backend], *, is_urgent: bool
@@ -48,12 +51,21 @@ class Placement:
         input_tokens = request.input_tokens
         total = input_tokens + new_tokens
         sequences = request.num_sequences
+        is_odd = request.grammar is not None or request.is_suspect
+        if is_odd and request.is_suspect and self._is_suspect_exposed():
+            return found, Gate.ALONE
         for backend in usable:
             config = backend.config
             blocks = -(-(total + config.speculate - 1) // backend.block_size) * sequences
             if blocks > backend.ledger.free_blocks or input_tokens > config.max_input_tokens:
                 continue
             if total > config.max_total_tokens:
+                continue
+            if backend.exposure.ticket or (is_odd and backend.prefill and backend.exposure.exposes(request)):
+                if gate < Gate.ALONE:
+                    gate = Gate.ALONE
+                continue
+            if is_odd and request.grammar is not None and not config.takes_grammars:
                 continue
             if backend.seats + sequences > config.max_concurrent_requests and backend.seats:
                 if gate < Gate.CONCURRENCY:
@@ -68,6 +80,10 @@ class Placement:
             found.append((backend, blocks))
         return found, gate
 
+    def _is_suspect_exposed(self) -> bool:
+        """A suspect is being tried somewhere; a backend that has gone meanwhile counts until the dispatch has ended."""
+        return any(backend.exposure.is_suspect for backend in self._backends.values())
+
     def choose(self, request: Request, options: list[tuple[Backend, int]]) -> tuple[Backend, int]:
         """The best of ``options`` (at least one)."""
         if len(options) == 1:
@@ -80,6 +96,7 @@ class Placement:
             key=lambda option: (
                 option[0] is avoid,
                 option[0] is not home,
+                option[0].exposure.is_new(request),
                 -option[0].prefixes.match(chain),
                 option[0].prefill_tokens,
                 -option[0].ledger.free_blocks * option[0].block_size,
@@ -97,6 +114,8 @@ class Placement:
         """
         best: Claim | None = None
         is_best_sure = False
+        if request.is_suspect and self._is_suspect_exposed():
+            return None
         for backend in usable:
             is_sure = bool(backend.closing) and self._needed(backend, request, new_tokens, is_urgent=is_urgent) <= (
                 backend.ledger.free_blocks + backend.closing_blocks(_FOREVER)
@@ -136,6 +155,10 @@ class Placement:
             if backend.prefill_tokens + request.input_tokens > window:
                 at_s = max(at_s, now + backend.first_token_s(backend.prefill_tokens))
                 is_kv = False
+        exposure = backend.exposure
+        if backend.prefill and (exposure.ticket or exposure.exposes(request)):
+            at_s = max(at_s, now + backend.first_token_s(backend.prefill_tokens) + exposure.stall_s)
+            is_kv = False
         return Claim(backend, at_s, max(0, free - needed), is_kv)
 
 

@@ -218,6 +218,7 @@ class Tenant:
         "queued_tokens",
         "queues",
         "since",
+        "stall_service",
         "tenant_id",
         "unit",
         "urgency_pass",
@@ -241,6 +242,7 @@ class Tenant:
         self.num_dispatched = 0
         self.queued_tokens = 0
         self.prompt_tokens = 0
+        self.stall_service = 0.0
         self.output_tokens = 0
         self.expected_rest = 0.0
         self.urgency_pass = 0.0

@@ -42,6 +42,8 @@ class Request:
         is_resumed: it ran before (slice end, retry, preemption) and goes ahead of fresh requests of its lane.
         order: place in the pool-wide order of those who wait (``core.queues``).
         cached_tokens: tokens of the running slice's input that its backend probably held already (``core.prefix``).
+        grammar, stall_s: what forces its answer's form, and how long a backend stalls that compiles it. has_paid_stall:
+            its tenant was charged for one. is_suspect: it may have felled a backend (``core.exposure``).
         agent: the agent it is a call of, under policies that order agents (``core.agents``).
         is_stuck: no backend that may be given work could hold its next slice (``core.slicing``).
         parked_s: since when it waits outside the order for such a backend, None if it does not.
@@ -69,11 +71,14 @@ class Request:
         "expected_rest",
         "expected_tokens",
         "first_token_s",
+        "grammar",
+        "has_paid_stall",
         "input_tokens",
         "is_charged",
         "is_resumed",
         "is_sliceable",
         "is_stuck",
+        "is_suspect",
         "key",
         "lane",
         "last_backend",
@@ -110,6 +115,7 @@ class Request:
         "slice_level",
         "slice_output",
         "slice_tokens",
+        "stall_s",
         "standing",
         "state",
         "steps",
@@ -161,6 +167,10 @@ class Request:
         self.segment = 0
         self.is_resumed = False
         self.is_stuck = False
+        self.grammar = spec.grammar
+        self.stall_s = spec.stall_s
+        self.has_paid_stall = False
+        self.is_suspect = False
         self.parked_s: float | None = None
         self.parked_for_s = 0.0
         self.order = 0

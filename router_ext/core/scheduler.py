@@ -241,6 +241,7 @@ class Scheduler:
         backend = self._leave_early(request, now)
         if event.is_retryable:
             request.avoid = backend
+            request.is_suspect = event.is_suspect
             self._resume(request, event, trigger, now, actions)
         else:
             self._books.end(request, state, now)
@@ -302,6 +303,7 @@ class Scheduler:
         backend.is_up = event.is_up
         if not event.is_up:
             backend.prefixes.clear()
+            backend.exposure.restarted()
         if self._fleet.refresh(now) and self._fleet.usable:
             self._limits.recheck(now, actions)
         self._decider.decide(now, actions)

@@ -66,7 +66,16 @@ def plan(request: Request, config: PoolConfig, usable: Collection[BackendConfig]
     """
     rest = request.remaining_tokens()
     prompt, sequences = request.input_tokens, request.num_sequences
-    largest = largest_slice(config.backends.values(), prompt, sequences) if config.backends else rest
+    backends: Collection[BackendConfig] = config.backends.values()
+    if request.grammar is not None:
+        backends = [backend for backend in backends if backend.takes_grammars]
+        some = [backend for backend in usable if backend.takes_grammars]
+        if usable and not some:
+            request.is_stuck = True
+            request.slice_busy = request.slice_idle = min(rest, TGI_NEW_TOKENS_CAP)
+            return bool(backends) and largest_slice(backends, prompt, sequences) >= smallest_slice(request, config)
+        usable = some
+    largest = largest_slice(backends, prompt, sequences) if config.backends else rest
     least = smallest_slice(request, config)
     can_fit = largest >= least
     if not request.is_sliceable:

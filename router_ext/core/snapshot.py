@@ -26,6 +26,7 @@ class TenantStats:
 
     ``counter``: service per weight above the floor of those it competes with (negative: below), fit to be shown and
     compared: the pool's, or among the members of its ``group``.
+    ``stall_service_total``: charged for tokens that others missed while its new grammars were compiled.
     ``raw_counter``: the counter itself, lifts included; only its changes mean something.
     """
 
@@ -39,6 +40,7 @@ class TenantStats:
     prompt_tokens_total: int
     output_tokens_total: int
     dispatched_total: int
+    stall_service_total: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +58,11 @@ class GroupStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendStats:
-    """One backend. Tokens are whole blocks times block size; ``usable_tokens`` is what requests can hold together."""
+    """One backend. Tokens are whole blocks times block size; ``usable_tokens`` is what requests can hold together.
+
+    ``compiled_grammars``: that it has, as far as is known. ``stall_ratio``: what compiling one takes here over what was
+    predicted. ``is_exposed``: a new grammar or a suspect is alone in its prefill.
+    """
 
     backend: BackendId
     is_up: bool
@@ -69,6 +75,9 @@ class BackendStats:
     prefill_tokens: int
     prefill_tokens_per_s: float | None
     step_s: float
+    compiled_grammars: int = 0
+    stall_ratio: float = 1.0
+    is_exposed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +184,7 @@ def pool_stats(
                 prompt_tokens_total=tenant.prompt_tokens,
                 output_tokens_total=tenant.output_tokens,
                 dispatched_total=tenant.num_dispatched,
+                stall_service_total=tenant.stall_service,
             )
             for _, tenant in sorted(tenants.items())
         ],
@@ -203,6 +213,9 @@ def pool_stats(
                 prefill_tokens=backend.prefill_tokens,
                 prefill_tokens_per_s=backend.prefill_rate(),
                 step_s=backend.step_s(),
+                compiled_grammars=backend.exposure.num_compiled,
+                stall_ratio=backend.exposure.speed.value,
+                is_exposed=backend.exposure.ticket != 0,
             )
             for _, backend in sorted(backends.items())
         ],

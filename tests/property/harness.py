@@ -105,6 +105,7 @@ class Scenario:
                 "max_preemptions": self.max_preemptions,
                 "theta_ratio": self.theta,
                 "waste_ratio": self.waste,
+                "stall_ratio": 0.0,
                 **self.knobs,
             },
             backends=[

@@ -24,7 +24,7 @@ def pool(
 ) -> PoolConfig:
     sizes = [kv] if isinstance(kv, int) else kv
     return build_pool(
-        pool={"name": "p", **fields},
+        pool={"name": "p", "stall_ratio": 0.0, **fields},
         backends=[
             {
                 "backend": f"bke_{index}",

@@ -24,6 +24,18 @@ def test_the_terms_of_the_default_policy_are_the_peak_and_two_passes() -> None:
     assert stated.pair_bound(1.0, 4.0) == pytest.approx(25_002.5 * 1.25)
 
 
+def test_the_charge_for_a_stall_is_part_of_the_bound_where_grammars_are_taken() -> None:
+    stated = bounds.terms(pool(kv=10_001, stall_ratio=0.05))
+    assert stated is not None
+    assert stated.stall_service == pytest.approx(1_000.1)
+    assert stated.bound_service == pytest.approx(26_002.6)
+    assert stated.counter_bound(2.0) == pytest.approx(26_002.6 / 2)
+    assert stated.inside_bound(2.0) == pytest.approx(26_002.6 / 2)
+    without = bounds.terms(pool(kv=10_001, stall_ratio=0.05, backend={"takes_grammars": False}))
+    assert without is not None
+    assert without.bound_service == pytest.approx(25_002.5)
+
+
 @pytest.mark.parametrize(
     ("policy", "passes"), [("vtc", []), ("drr", ["quantum"]), ("slo-fair", ["backfill", "urgency"])]
 )

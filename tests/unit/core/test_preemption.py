@@ -212,7 +212,7 @@ def test_where_a_stream_is_closing_is_claimed_before_where_one_is_only_expected_
     """Else somebody else could take what is free there already, and the cut would have freed too little."""
     config = pool(kv=[1_001, 1_001])
     expected, closing = (Backend(each) for each in config.backends.values())
-    placement = Placement(Gates(headroom_ratio=0.0, is_on=True))
+    placement = Placement(Gates(headroom_ratio=0.0, is_on=True), {})
     tier = config.tiers[TierName("batch")]
     tenant = Tenant(config.tenants[TenantId("a")])
     requests = []
