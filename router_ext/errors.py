@@ -7,6 +7,7 @@ FairlaneError
 |   |-- ModelNotFound         404
 |   |-- BodyTooLarge          413
 |   |-- UnsupportedMediaType  415
+|   |-- HazardousRequest      backends fell under it
 |   `-- GrammarRefused        a grammar that cannot be compiled, or only at everybody's cost
 |-- LimitExceeded             429, with a computed retry hint
 |-- QueueRefused              429, capacity exists but you lost
@@ -140,10 +141,21 @@ class NoBackend(FairlaneError):
 
 
 class UpstreamFailed(FairlaneError):
-    """A backend failed this request and it could not be resumed."""
+    """A backend failed this request and it could not be resumed.
+
+    ``is_batch``: it said so itself, as TGI does to everybody in a batch that one request broke.
+    """
+
+    is_batch = False
 
     status_openai = status_native = 502
     code = "upstream_error"
+
+
+class HazardousRequest(RequestRefused):
+    """A request under which backends fell one after the other."""
+
+    code = "request_hazardous"
 
 
 class LedgerFull(FairlaneError):

@@ -24,6 +24,14 @@ class BackendUnreachable(UpstreamFailed):
     """No connection, or it broke before a byte of the answer: the backend itself is in doubt."""
 
 
+class BackendRefused(BackendUnreachable):
+    """No connection: it never saw the request."""
+
+
+class BackendClosed(UpstreamFailed):
+    """The answer had begun, and its connection closed before its end."""
+
+
 class BackendTimeout(UpstreamFailed):
     """Connected, and then nothing for too long."""
 

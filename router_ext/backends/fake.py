@@ -11,8 +11,14 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from router_ext.backends.base import BackendTimeout, BackendUnreachable, Headers, Reply, StreamSink
-from router_ext.errors import UpstreamFailed
+from router_ext.backends.base import (
+    BackendClosed,
+    BackendRefused,
+    BackendTimeout,
+    Headers,
+    Reply,
+    StreamSink,
+)
 
 
 class Ending(enum.Enum):
@@ -82,7 +88,7 @@ class _FakeStream:
             return
         if script.ending is Ending.REFUSED:
             self._end()
-            sink.on_end(BackendUnreachable("The backend refused the connection"))
+            sink.on_end(BackendRefused("The backend refused the connection"))
         elif not self._is_headed:
             self._is_headed = True
             sink.on_head(script.status, script.headers)
@@ -95,7 +101,7 @@ class _FakeStream:
             sink.on_end(None)
         elif script.ending is Ending.CUT:
             self._end()
-            sink.on_end(UpstreamFailed("The backend closed the stream before its end"))
+            sink.on_end(BackendClosed("The backend closed the stream before its end"))
 
 
 class FakeBackend:
@@ -122,9 +128,9 @@ class FakeBackend:
         self.requests.append((path, body))
         script = self._play(path, body)
         if script.ending is Ending.REFUSED:
-            raise BackendUnreachable("The backend refused the connection")
+            raise BackendRefused("The backend refused the connection")
         if script.ending is Ending.CUT:
-            raise UpstreamFailed("The backend closed the stream before its end")
+            raise BackendClosed("The backend closed the stream before its end")
         if script.ending is Ending.HANG:
             await asyncio.sleep(self._unary_timeout_s if timeout_s is None else timeout_s)
             raise BackendTimeout("The backend did not answer in time")

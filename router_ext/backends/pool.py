@@ -54,6 +54,8 @@ class Member(Generic[K]):
     info_body: bytes = b""
     knowledge: K | None = None
     failures: int = 0
+    answered_s: float = 0.0
+    """When ``/health`` answered last, on the loop's clock."""
     detail: str = "not asked yet"
     queue_size: int | None = None
     reserved_tokens: int | None = None
@@ -219,6 +221,7 @@ class BackendPool(Generic[K]):
             self._failed(member, error.message, is_gone=isinstance(error, BackendUnreachable))
             return
         member.failures = 0
+        member.answered_s = asyncio.get_running_loop().time()
         self._set(member, State.UP, "")
 
     def _failed(self, member: Member[K], detail: str, *, is_gone: bool) -> None:

@@ -17,7 +17,15 @@ from urllib.parse import SplitResult, urlsplit
 
 import httptools
 
-from router_ext.backends.base import BackendTimeout, BackendUnreachable, Headers, Reply, StreamSink
+from router_ext.backends.base import (
+    BackendClosed,
+    BackendRefused,
+    BackendTimeout,
+    BackendUnreachable,
+    Headers,
+    Reply,
+    StreamSink,
+)
 from router_ext.errors import UpstreamFailed
 
 MAX_HEAD_BYTES = 65_536
@@ -205,9 +213,9 @@ class _Exchange:
             async with asyncio.timeout(client.connect_timeout_s):
                 await client.loop.create_connection(lambda: connection, client.host, client.port, ssl=client.tls)
         except TimeoutError:
-            self._finish(BackendUnreachable("The backend did not accept a connection in time"))
+            self._finish(BackendRefused("The backend did not accept a connection in time"))
         except (OSError, ValueError):  # a name that no resolver takes is a ValueError
-            self._finish(BackendUnreachable("The backend refused the connection"))
+            self._finish(BackendRefused("The backend refused the connection"))
         except asyncio.CancelledError:
             connection.abort()
             raise
@@ -270,7 +278,7 @@ class _Exchange:
             self._is_reused = False
             self._connect_task = self._client.loop.create_task(self._open())
         elif self._is_headed:
-            self._finish(UpstreamFailed("The backend closed the stream before its end"))
+            self._finish(BackendClosed("The backend closed the stream before its end"))
         else:
             self._finish(BackendUnreachable("The backend closed the connection without an answer"))
 

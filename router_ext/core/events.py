@@ -33,7 +33,8 @@ class RequestSpec:
         agent_id: the agent (program) the request belongs to, if declared. agent_cost: declared cost of the whole agent
             in KV token-time (``sum of p * d + d * (d + 1) / 2`` over its calls), None to have it predicted.
         grammar: digest of what forces the answer's form, None if nothing does. stall_s: seconds in which a backend that
-            has not compiled it makes no token for anybody, as predicted.
+            has not compiled it makes no token for anybody, as predicted. is_suspect: it may fell a backend
+            (``core.exposure``).
         prefix: tenant-salted hash chain of the prompt's whole blocks (``core.prefix``): equal starts of two chains are
             equal starts of prompts.
     """
@@ -54,6 +55,7 @@ class RequestSpec:
     quantiles: tuple[int, ...] | None = None
     grammar: str | None = None
     stall_s: float = 0.0
+    is_suspect: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

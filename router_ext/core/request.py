@@ -170,7 +170,7 @@ class Request:
         self.grammar = spec.grammar
         self.stall_s = spec.stall_s
         self.has_paid_stall = False
-        self.is_suspect = False
+        self.is_suspect = spec.is_suspect
         self.parked_s: float | None = None
         self.parked_for_s = 0.0
         self.order = 0

@@ -261,6 +261,7 @@ class App:
             foresight=foresight,
         )
         generations: list[TextGeneration | WholeGeneration] = []
+        is_watched = engine.suspects.is_watched(identity.tenant)
         for index, (prompt, foreseen) in enumerate(zip(measured.prompts, foresight.answers, strict=True)):
             max_new_tokens = prompt.lengths.max_new_tokens
             flow = None
@@ -294,12 +295,16 @@ class App:
                 prefix=prompt.prefix,
                 agent_id=agent.agent,
                 agent_cost=agent.cost,
+                is_suspect=is_watched,
             )
             if flow is None:
                 assert measured.passthrough is not None
                 generations.append(WholeGeneration(engine, call, spec=spec, passthrough=measured.passthrough))
             else:
                 generations.append(TextGeneration(engine, call, spec=spec, flow=flow, index=index))
+        if engine.suspects.has_refused:
+            for each in generations:
+                engine.suspects.check(each.digest())
         call.begin(generations)
         engine.submit(call, generations)
         if slot.is_open:  # else it was refused

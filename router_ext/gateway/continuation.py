@@ -32,6 +32,7 @@ from __future__ import annotations
 import enum
 from array import array
 from collections.abc import Container
+from hashlib import blake2b
 from typing import Any
 
 from router_ext.gateway.cuts import CutDecision, CutJob
@@ -278,6 +279,11 @@ class Continuation:
         return wanted
 
     # --- slices -------------------------------------------------------------------------------------------------
+
+    def digest(self) -> str:
+        """Hex digest of what the client asks for: prompt, parameters and length, whatever the seed."""
+        asked = encode_generate(self._prompt, {**self._parameters, "max_new_tokens": self._max_new_tokens})
+        return blake2b(asked, digest_size=16).hexdigest()
 
     def next_slice(self, slice_tokens: int) -> bytes:
         """Begin a slice: the body for ``/generate_stream``. READY -> RUNNING."""

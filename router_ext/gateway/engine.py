@@ -46,6 +46,7 @@ from router_ext.gateway.foresight import PoolForesight, Predictions
 from router_ext.gateway.knowledge import ModelKnowledge, probe_model
 from router_ext.gateway.model import Member, PoolModel
 from router_ext.gateway.slices import TextGeneration
+from router_ext.gateway.suspects import FREEZE_S, BackendFrozen, Suspects
 from router_ext.gateway.upstream import Step
 from router_ext.obs.logs import get_logger
 from router_ext.obs.metrics import Metrics
@@ -67,7 +68,12 @@ class Scheduled(Protocol):
     request_id: RequestId
     spec: RequestSpec
     step: Step
+    member: Member | None
+    heard_s: float
 
+    @property
+    def has_spoken(self) -> bool: ...
+    def frozen(self, error: BackendFrozen) -> None: ...
     def dispatch(self, action: Dispatch, member: Member) -> None: ...
     def preempt(self) -> None: ...
     def undispatched(self) -> None: ...
@@ -124,6 +130,7 @@ class PoolEngine:
             tokenizer_path=record.tokenizer_path,
             on_failure=self.upstream_failed,
         )
+        self.suspects = Suspects(record.name)
         self.calls: set[Call] = set()
         self._snapshot = snapshot
         self._spawn = spawn
@@ -153,6 +160,7 @@ class PoolEngine:
         while True:
             await asyncio.sleep(1.0)
             self.end_overdue()
+            self.look_for_frozen()
 
     # --- configuration ----------------------------------------------------------------------------------------------
 
@@ -332,6 +340,30 @@ class PoolEngine:
         _log.warning("upstream.failed", pool=self.name, backend=member.backend, code=error.code, detail=error.message)
         if isinstance(error, UpstreamFailed):
             self.backends.stream_failed(member.backend, error)
+
+    def look_for_frozen(self) -> None:
+        """Give up backends that have work, and from which nothing has come for too long: no token, no health answer.
+
+        While one compiles a grammar that is its right, for three times as long as was predicted.
+        """
+        at_work: dict[BackendId, list[Scheduled]] = {}
+        for generation in self._generations.values():
+            if generation.member is not None and generation.step is Step.RUNNING:
+                at_work.setdefault(generation.member.backend, []).append(generation)
+        now = self.loop.time()
+        for backend, generations in at_work.items():
+            member = self.backends.members.get(backend)
+            if member is None:
+                continue
+            since = max([member.answered_s, *(g.heard_s for g in generations)])
+            stall_s = max(g.spec.stall_s for g in generations)
+            if now - since < max(FREEZE_S, 3.0 * stall_s):
+                continue
+            frozen = BackendFrozen("The backend stopped answering")
+            self.backends.stream_failed(backend, frozen)
+            # Those who have tokens are innocent, and first to go on elsewhere.
+            for generation in sorted(generations, key=lambda g: not g.has_spoken):
+                generation.frozen(frozen)
 
     def fitting_new_tokens(self, prompt_tokens: int, max_new_tokens: int) -> int:
         """``max_new_tokens`` as far as the KV of the largest backend reaches: there the answer ends by ``length``.

@@ -71,7 +71,9 @@ def refusal_of(error: UpstreamError) -> FairlaneError:
     if error.kind is ErrorKind.OVERLOADED:
         return QueueRefused("Model is overloaded", retry_after_s=1.0)
     if error.kind is ErrorKind.GENERATION:
-        return UpstreamFailed("Request failed during generation: the backend failed")
+        failed = UpstreamFailed("Request failed during generation: the backend failed")
+        failed.is_batch = True
+        return failed
     if error.status in (401, 403, 404):
         return NoBackend("No backend could serve the request")
     return UpstreamFailed("Request failed during generation: unexpected answer of the backend")

@@ -5,6 +5,7 @@ Its bytes are relayed as they are, its tokens counted. It can be tried again onl
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from router_ext.backends.base import Headers
@@ -59,6 +60,14 @@ class WholeGeneration(UpstreamGeneration):
     @property
     def next_prompt_tokens(self) -> int:
         return self.spec.prompt_tokens
+
+    @property
+    def has_spoken(self) -> bool:
+        return self._arrived_tokens > 0
+
+    def digest(self) -> str:
+        passthrough = self._passthrough
+        return blake2b(passthrough.path.encode() + b"\0" + passthrough.body, digest_size=16).hexdigest()
 
     def _open(self, action: Dispatch) -> Opening:
         self._reset()

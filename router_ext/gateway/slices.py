@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class TextGeneration(UpstreamGeneration):
     """A generation that may be cut and continued anywhere."""
 
-    __slots__ = ("_error_body", "_error_status", "_feed", "_index", "_is_preempted", "flow")
+    __slots__ = ("_error_body", "_error_status", "_feed", "_has_spoken", "_index", "_is_preempted", "flow")
 
     def __init__(self, engine: PoolEngine, call: Call, *, spec: RequestSpec, flow: Continuation, index: int) -> None:
         super().__init__(engine, call, spec=spec)
@@ -38,6 +38,7 @@ class TextGeneration(UpstreamGeneration):
         self._error_status = 0
         self._error_body = b""
         self._is_preempted = False
+        self._has_spoken = False
 
     @property
     def next_prompt_tokens(self) -> int:
@@ -47,8 +48,16 @@ class TextGeneration(UpstreamGeneration):
     def is_upstream_over(self) -> bool:
         return self.flow.is_upstream_over
 
+    @property
+    def has_spoken(self) -> bool:
+        return self._has_spoken
+
+    def digest(self) -> str:
+        return self.flow.digest()
+
     def _open(self, action: Dispatch) -> Opening:
         flow = self.flow
+        self._has_spoken = False
         body = flow.next_slice(action.slice_tokens)
         self._feed = SseParser().feed
         self._error_status = 0
@@ -113,7 +122,10 @@ class TextGeneration(UpstreamGeneration):
         except SseError as error:
             self._broken(UpstreamFailed(f"The backend sent something that is not a stream of TGI ({error})"))
             return
-        self._engine.progressed(self, flow.received_tokens - received)
+        arrived = flow.received_tokens - received
+        if arrived:
+            self._has_spoken = True
+        self._engine.progressed(self, arrived)
         phase = flow.phase
         if phase is Phase.RUNNING:
             if shown:

@@ -21,6 +21,7 @@ from router_ext.core.events import Failed, RequestSpec
 from router_ext.errors import FairlaneError, UpstreamFailed
 from router_ext.gateway.call import Call
 from router_ext.gateway.refusals import refusal_of
+from router_ext.gateway.suspects import BackendFrozen, Offender, hazard_of
 from router_ext.obs.logs import get_logger
 from router_ext.wire.tgi import ErrorKind, UpstreamError
 
@@ -66,7 +67,9 @@ class UpstreamGeneration:
         "_handle",
         "_kv_tokens",
         "_started_s",
+        "_strikes",
         "call",
+        "heard_s",
         "member",
         "request_id",
         "spec",
@@ -82,8 +85,10 @@ class UpstreamGeneration:
         self.member: Member | None = None
         self._handle: StreamHandle | None = None
         self._failures = 0
+        self._strikes = 1 if spec.is_suspect else 0
         self._kv_tokens = 0
         self._started_s = 0.0
+        self.heard_s = 0.0
 
     # --- what differs -----------------------------------------------------------------------------------------------
 
@@ -96,6 +101,15 @@ class UpstreamGeneration:
     def is_upstream_over(self) -> bool:
         """The backend has said everything: its connection may end by itself."""
         return False
+
+    @property
+    def has_spoken(self) -> bool:
+        """The backend has shown a token since the last dispatch."""
+        raise NotImplementedError
+
+    def digest(self) -> str:
+        """Hex digest of what is sent upstream, the same for every request that asks for the same."""
+        raise NotImplementedError
 
     def _open(self, action: Dispatch) -> Opening:
         """What to send; called once per dispatch."""
@@ -118,10 +132,13 @@ class UpstreamGeneration:
 
     def dispatch(self, action: Dispatch, member: Member) -> None:
         """Send the next piece of work."""
+        if self._strikes and self.has_spoken:
+            # It was tried, and its backend lives.
+            self._strikes = 0
         opening = self._open(action)
         self.member = member
         self.step = Step.RUNNING
-        self._started_s = self._engine.loop.time()
+        self._started_s = self.heard_s = self._engine.loop.time()
         self._kv_tokens = opening.kv_tokens
         self.call.dispatched(
             member.backend,
@@ -176,6 +193,7 @@ class UpstreamGeneration:
             self._met_defect()
 
     def on_data(self, data: bytes) -> None:
+        self.heard_s = self._engine.loop.time()
         try:
             self._on_data(data)
         except Exception:
@@ -206,10 +224,33 @@ class UpstreamGeneration:
         assert member is not None
         self._close()
         if not is_final:
-            self._failures += 1
             engine.upstream_failed(member, error)
+            verdict = self._judged(error)
+            if verdict is not None:
+                error, is_final = verdict, True
         if is_final or self._failures > engine.settings.retry_limit or not self._go_on(error):
             self.end_with(error)
+
+    def _judged(self, error: FairlaneError) -> FairlaneError | None:
+        """Count the failure against whoever may have caused it; what to end with, if it is not to be tried again."""
+        if self.has_spoken:
+            # Innocent, and it has come further: only failures in a row without a token count.
+            self._failures = 0
+            return None
+        kind = hazard_of(error)
+        if kind is None:
+            self._failures += 1
+            return None
+        self._strikes += 1
+        assert self.member is not None
+        call = self.call
+        offender = Offender(call.identity, call.request_id, self.member.backend, self.digest())
+        return self._engine.suspects.strike(offender, kind, self._strikes)
+
+    def frozen(self, error: BackendFrozen) -> None:
+        """Its backend has said nothing for too long."""
+        if self.step is Step.RUNNING:
+            self._broken(error)
 
     def _report_failed(self, *, dropped_tokens: int = 0) -> None:
         """Wait for another dispatch after a failure."""
@@ -221,6 +262,7 @@ class UpstreamGeneration:
                 is_retryable=True,
                 dropped_tokens=dropped_tokens,
                 next_prompt_tokens=self.next_prompt_tokens,
+                is_suspect=self._strikes > 0 and not self.has_spoken,
             ),
         )
 

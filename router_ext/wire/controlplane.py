@@ -334,6 +334,24 @@ class PoolState(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that may be computed again for preemptions at present; negative after an overdraft."""
 
 
+class HazardRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A request under which backends fell, and which is refused now. Told in several heartbeats; ``hazard`` is its id.
+
+    ``kind``: ``death``, ``freeze`` or ``batch``. ``key``: the public id. ``digest``: of the request, refused until
+    ``refused_until_us``.
+    """
+
+    hazard: str
+    at_us: int
+    kind: str
+    backend: str
+    tenant: str
+    key: str
+    request: str
+    digest: str
+    refused_until_us: int
+
+
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """What a router is doing now; sent every two seconds and on every applied revision. Soft state."""
 
