@@ -181,9 +181,13 @@ def _explained(stated: Terms, rate: float | None) -> Iterator[Term]:
             f"in place of U': the work in flight of the lightest tenant (weight {stated.lightest_weight:g}) counts "
             f"against the heaviest (weight {stated.heaviest_weight:g})",
         )
+    if stated.stall_service:
+        yield term(
+            "S", stated.stall_service, "most that is charged for what others miss while a new grammar is compiled"
+        )
     for name, service in sorted(stated.passes.items(), key=lambda item: -item[1]):
         yield term(f"{name} pass", service, _PASS_TEXT.get(name, "how far ahead somebody may be and still be served"))
-    yield term("bound", stated.bound_service, "U', or the work in flight, and the largest pass")
+    yield term("bound", stated.bound_service, "U', or the work in flight, S, and the largest pass")
 
 
 def _of_router(instance: str, state: PoolState) -> RouterFairness:

@@ -355,6 +355,7 @@ class Router:
             applied_at_us=self._applied_at_us,
             refused_revision=config.refused_revision if config else None,
             refused_reason=config.refused_reason if config else None,
+            hazards=[hazard for engine in self.engines.values() for hazard in engine.suspects.recent],
             spool_events=self.ledger.pending_events,
             spool_bytes=self.ledger.pending_bytes,
             is_draining=self.is_draining,

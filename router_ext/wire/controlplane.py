@@ -288,6 +288,7 @@ class BoundTerms(msgspec.Struct, frozen=True, kw_only=True):
     peak_service: float
     pool_tokens: int
     longest_prompt: int
+    stall_service: float = 0.0
     passes: dict[str, float] = {}
     gamma: float = 0.0
     lightest_weight: float = 1.0
@@ -362,6 +363,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     applied_at_us: int
     refused_revision: int | None = None
     refused_reason: str | None = None
+    hazards: list[HazardRecord] = []
     spool_events: int = 0
     spool_bytes: int = 0
     is_draining: bool = False
