@@ -11,6 +11,7 @@ FairlaneError
 |   `-- GrammarRefused        a grammar that cannot be compiled, or only at everybody's cost
 |-- LimitExceeded             429, with a computed retry hint
 |-- QueueRefused              429, capacity exists but you lost
+|-- StoppedByOperator         403, an operator has ended it
 |-- GuardUnavailable          503, a grammar could not be judged now
 |-- NoBackend                 503, nobody can serve this
 |-- UpstreamFailed            502 before the first byte, in-band error afterwards
@@ -122,6 +123,15 @@ class QueueRefused(LimitExceeded):
     """There is capacity and this request lost: queue full, deadline unreachable, waited too long."""
 
     code = "queue_full"
+
+
+class StoppedByOperator(FairlaneError):
+    """An operator has ended this request, or everything of its kind."""
+
+    status_openai = status_native = 403
+    openai_type = "permission_error"
+    code = "stopped_by_operator"
+    native_type = "forbidden"
 
 
 class GuardUnavailable(FairlaneError):

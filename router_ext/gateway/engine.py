@@ -40,6 +40,7 @@ from router_ext.core.slicing import room_tokens
 from router_ext.core.snapshot import PoolStats
 from router_ext.errors import FairlaneError, LimitExceeded, NoBackend, QueueRefused, RequestRefused, UpstreamFailed
 from router_ext.gateway.books import Books
+from router_ext.gateway.brakes import stopped
 from router_ext.gateway.call import Call
 from router_ext.gateway.configure import pool_config
 from router_ext.gateway.foresight import PoolForesight, Predictions
@@ -76,6 +77,7 @@ class Scheduled(Protocol):
     def frozen(self, error: BackendFrozen) -> None: ...
     def dispatch(self, action: Dispatch, member: Member) -> None: ...
     def preempt(self) -> None: ...
+    def move(self) -> None: ...
     def undispatched(self) -> None: ...
     def expired(self, error: FairlaneError) -> None: ...
     def refused(self, error: FairlaneError) -> None: ...
@@ -182,6 +184,19 @@ class PoolEngine:
         self.backends.apply(record.backends, clients)
         self.books.keep({tenant.tenant for tenant in snapshot.tenants} | {call.identity.tenant for call in self.calls})
         self._reconfigure()
+        self._brake()
+
+    def _brake(self) -> None:
+        """End what the operator has stopped; take what can go on elsewhere from backends that are drained."""
+        for call, error in stopped(list(self.calls), self.record, self._snapshot):
+            self._end_call(call, error)
+        drained = {b.backend for b in self.record.backends if b.is_drained}
+        if not drained:
+            return
+        for generation in list(self._generations.values()):
+            member = generation.member
+            if member is not None and member.backend in drained and generation.step is Step.RUNNING:
+                generation.move()
 
     def _reconfigure(self) -> None:
         self.model.backends_changed()

@@ -87,6 +87,13 @@ class TextGeneration(UpstreamGeneration):
         else:
             self._engine.spawn_cut(self, failure=None)
 
+    def move(self) -> None:
+        if self.step is Step.RUNNING and self.flow.is_interruptible:
+            self._close()
+            moved = UpstreamFailed("The backend is being drained")
+            if not self._go_on(moved):
+                self.end_with(moved)
+
     # --- from the backend -------------------------------------------------------------------------------------------
 
     def _on_head(self, status: int, headers: Headers) -> None:

@@ -156,6 +156,9 @@ class UpstreamGeneration:
         Nothing to do either when its end, or a failure, has come first: what becomes of it is being reported.
         """
 
+    def move(self) -> None:
+        """Go on with another backend, if the answer can; otherwise it runs to its end here."""
+
     def cancel(self) -> None:
         step, self.step = self.step, Step.ENDED
         self._close()

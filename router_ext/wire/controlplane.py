@@ -39,12 +39,14 @@ LONG_POLL_S = 25
 
 
 class TierRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """An SLO tier; fields as ``core.config.TierConfig``."""
+    """An SLO tier; fields as ``core.config.TierConfig``. ``grammar_stall_s``: seconds a new grammar of this tier may
+    stall a backend; None: the router's default, 0: no new grammars."""
 
     name: str
     rank: int
     ttft_target_s: float | None = None
     max_queue_wait_s: float | None = None
+    grammar_stall_s: float | None = None
 
 
 class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +57,8 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TenantRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A tenant. ``tiers`` are the allowed ones, ``default_tier`` one of them. state: active, suspended.
+    """A tenant. ``tiers`` are the allowed ones, ``default_tier`` one of them. ``state``: ``active``; ``suspended``:
+    nothing new is taken; ``stopped``: what runs ends as well.
 
     ``group``: its fairness group, in which ``weight`` is its share; None: it competes for itself.
     """
@@ -92,7 +95,9 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 class BackendRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One TGI server. ``kv_tokens`` None: use ``/info``'s max_total_tokens. ``api_key_name``: name of a secret
-    of the router's own (never the secret itself)."""
+    of the router's own (never the secret itself). ``is_cordoned``: nothing new is sent there. ``is_drained``: besides,
+    what runs there and can be resumed goes on elsewhere at once. ``takes_grammars``: it is given requests whose answer
+    has a form forced on it."""
 
     backend: str
     name: str
@@ -103,6 +108,8 @@ class BackendRecord(msgspec.Struct, frozen=True, kw_only=True):
     is_chunked: bool = True
     speculate: int = 0
     is_cordoned: bool = False
+    is_drained: bool = False
+    takes_grammars: bool = True
     api_key_name: str | None = None
 
 
@@ -118,7 +125,9 @@ class PoolRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The servers of one model. ``name`` and ``aliases`` are what a request's ``model`` may say.
 
     ``scheduling``: fields of ``core.config.PoolConfig`` (policy first of all). ``tokenizer_path``: optional
-    ``tokenizer.json`` on the router's machine.
+    ``tokenizer.json`` on the router's machine. ``is_guarded``: grammars are proven before a backend sees them.
+    ``vocabulary``: tokens of the model, for what a grammar costs, where there is no tokenizer file.
+    ``takes_grammars``: False ends what has a grammar, and refuses more.
     """
 
     pool: str
@@ -127,6 +136,9 @@ class PoolRecord(msgspec.Struct, frozen=True, kw_only=True):
     scheduling: dict[str, Any] = {}
     backends: list[BackendRecord] = []
     tokenizer_path: str | None = None
+    is_guarded: bool = True
+    vocabulary: int = 131_072
+    takes_grammars: bool = True
     predictor: ArtifactRecord | None = None
     """Empirical quantiles: the fallback."""
     length_model: ArtifactRecord | None = None
@@ -134,7 +146,10 @@ class PoolRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConfigSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """One published revision, complete. ``digest`` = sha256 hex of the JSON of everything but itself."""
+    """One published revision, complete. ``digest`` = sha256 hex of the JSON of everything but itself.
+
+    ``cancelled``: ids of requests, or of their events, that an operator has ended lately.
+    """
 
     revision: int
     published_at_us: int
@@ -143,6 +158,7 @@ class ConfigSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     tenants: list[TenantRecord]
     keys: list[KeyRecord]
     groups: list[GroupRecord] = []
+    cancelled: list[str] = []
     digest: str = ""
 
 

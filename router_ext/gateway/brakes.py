@@ -1,0 +1,49 @@
+"""What an operator stops at once: one request, a tenant, a pool's grammars, a backend.
+
+All of it is configuration, so that it is in force on every router with the next snapshot, survives a restart, and is
+audited where it is set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from router_ext.errors import StoppedByOperator
+from router_ext.gateway.call import Call
+from router_ext.wire.controlplane import ConfigSnapshot, PoolRecord
+
+STOPPED = "stopped"
+"""State of a tenant that may not even finish."""
+
+FORCED = frozenset({"grammar", "response_format", "tools"})
+"""Reasons to pass a request through that mean a grammar."""
+
+
+def forces_form(call: Call) -> bool:
+    """The answer of this call has a form forced on it."""
+    passthrough = call.request.passthrough
+    return passthrough is not None and passthrough.reason in FORCED
+
+
+def stopped(
+    calls: Iterable[Call], record: PoolRecord, snapshot: ConfigSnapshot
+) -> list[tuple[Call, StoppedByOperator]]:
+    """Calls of a pool that the snapshot ends, each with what its client is told."""
+    tenants = {tenant.tenant for tenant in snapshot.tenants if tenant.state == STOPPED}
+    cancelled = frozenset(snapshot.cancelled)
+    found = []
+    for call in calls:
+        if call.identity.tenant in tenants:
+            found.append((call, StoppedByOperator("The operator has stopped all requests of this tenant.")))
+        elif not record.takes_grammars and forces_form(call):
+            found.append((call, grammars_stopped()))
+        elif cancelled and (call.request_id in cancelled or call.slot.start.event in cancelled):
+            found.append((call, StoppedByOperator("The operator has cancelled this request.")))
+    return found
+
+
+def grammars_stopped() -> StoppedByOperator:
+    """For a request with a grammar in a pool that takes none."""
+    return StoppedByOperator(
+        "The operator has stopped grammars, response formats and tools for this model.", code="grammars_stopped"
+    )

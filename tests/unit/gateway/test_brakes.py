@@ -1,0 +1,100 @@
+"""What an operator stops is stopped with the next snapshot: a request, a tenant, grammars, a backend."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from support.routers import backend
+from support.scripted import Peer, World, running, stream, until
+
+from router_ext.backends.fake import Ending, FakeBackend, Script
+from router_ext.gateway.engine import PoolEngine
+
+CUT = Script(pieces=(b'[{"id":1},{"id":2},{"id":3},{"id":101},{"id":102}]',))
+
+
+class Two(World):
+    """Two backends; every generation shows two tokens and hangs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setup.backends = [backend(1), backend(2, "two")]
+        self.bob = self.setup.key("bob")
+        self.generation = stream(2, ending=Ending.HANG)
+        self.cut = CUT
+        self.clients: dict[str, FakeBackend] = {}
+
+    def make_client(self, record: Any) -> FakeBackend:
+        client = self.clients[record.backend] = self.client = FakeBackend(self.play)
+        return client
+
+    async def publish(self, **changes: Any) -> None:
+        """A further snapshot with changed fields: of itself, or of the pool by ``pool``, of tenants by ``tenant``."""
+        snapshot = self.setup.snapshot()
+        pool, tenant = changes.pop("pool", {}), changes.pop("tenant", {})
+        pools = [msgspec.structs.replace(each, **pool) for each in snapshot.pools]
+        tenants = [msgspec.structs.replace(t, **tenant.get(t.tenant, {})) for t in snapshot.tenants]
+        await self.router.apply(msgspec.structs.replace(snapshot, pools=pools, tenants=tenants, **changes))
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[Two]:
+    async with running(tmp_path, Two()) as made:
+        assert isinstance(made, Two)
+        await until(lambda: len(engine_of(made).backends.up) == 2)
+        yield made
+        engine_of(made).end_all(engine_of(made).model.no_backend())
+        assert engine_of(made).scheduler.audit() == []
+
+
+def engine_of(world: World) -> PoolEngine:
+    return world.router.engines["pol_main"]
+
+
+def ask(world: World, *, key: str | None = None, path: str = "/generate_stream", **parameters: Any) -> Peer:
+    return Peer(
+        world, path, {"inputs": "a b c", "parameters": {"max_new_tokens": 9, "details": True, **parameters}}, key=key
+    )
+
+
+async def test_one_request_is_cancelled_and_no_other(world: Two) -> None:
+    mine, other = ask(world), ask(world)
+    await until(lambda: b" t2" in mine.data and b" t2" in other.data)
+    (first, _) = sorted(engine_of(world).calls, key=lambda call: call.slot.start.event)
+    await world.publish(cancelled=["evt_unknown", first.slot.start.event])
+    cancelled = mine if mine.exchange is first.client._exchange else other
+    data = await cancelled.wait()
+    assert b"The operator has cancelled this request." in data
+    assert data.count(b'"token"') == 2
+    assert len(engine_of(world).calls) == 1
+
+
+async def test_a_stopped_tenant_ends_and_is_refused(world: Two) -> None:
+    alice, bob = ask(world), ask(world, key=world.bob)
+    await until(lambda: b" t2" in alice.data and b" t2" in bob.data)
+    await world.publish(tenant={"ten_alice": {"state": "stopped"}})
+    assert b"stopped all requests of this tenant" in await alice.wait()
+    refused = ask(world)
+    await refused.wait()
+    assert refused.status == 403
+    assert [call.identity.tenant for call in engine_of(world).calls] == ["ten_bob"]
+
+
+async def test_a_drained_backend_is_empty_at_once_and_nothing_is_lost(world: Two) -> None:
+    peers = [ask(world), ask(world)]
+    await until(lambda: all(b" t2" in peer.data for peer in peers))
+    world.generation = stream(5)
+    backends = [
+        msgspec.structs.replace(each, is_drained=each.backend == "bke_one")
+        for each in world.setup.snapshot().pools[0].backends
+    ]
+    await world.publish(pool={"backends": backends})
+    await until(lambda: any(b'"generated_text":"' in peer.data for peer in peers))
+    done = next(peer for peer in peers if b'"generated_text":"' in peer.data)
+    assert done.data.count(b'"token"') == 7, "two tokens from the first backend, five from the second"
+    running = {b.backend: b.running for b in engine_of(world).stats().backends}
+    assert running == {"bke_one": 0, "bke_two": 1}
