@@ -47,6 +47,7 @@ COMMANDS: Mapping[str, Command | Mapping[str, Command]] = {
     "bench": {
         "scheduler": Command("router_ext.ops.bench_scheduler", "time of one scheduling decision", runs_core=True),
         "gateway": Command("router_ext.ops.bench_gateway", "what the router adds to a request and to a stream"),
+        "grammars": Command("router_ext.ops.bench_grammars", "what the guard makes of common grammars and of hazards"),
         "predictor": Command("router_ext.ops.bench_predictor", "what a prediction of an output length costs"),
     },
     "predictor": {

@@ -71,11 +71,12 @@ class Guard:
         compiled: grammars compiled so far. found: asked for and known. pid: of the nursery, None while it is away.
     """
 
-    def __init__(self, *, jobs: int = JOBS, command: list[str] | None = None) -> None:
+    def __init__(self, *, jobs: int = JOBS, wait_s: float = WAIT_S, command: list[str] | None = None) -> None:
         self.compiled = 0
         self.found = 0
         self.pid: int | None = None
         self._jobs = jobs
+        self._wait_s = wait_s
         self._command = command or [sys.executable, "-P", "-m", "router_ext.guard.nursery", "--fd"]
         self._kept: OrderedDict[str, Proof] = OrderedDict()
         self._kept_text = 0
@@ -100,7 +101,7 @@ class Guard:
         """The proof of a grammar; ``limit_s`` of stall bounds the CPU time it may take.
 
         Raises:
-            GuardUnavailable: too many grammars of this tenant wait, it took longer than ``WAIT_S``, or no nursery.
+            GuardUnavailable: too many grammars of this tenant wait, it took longer than ``wait_s``, or no nursery.
         """
         if len(grammar.text) > MAX_GRAMMAR_BYTES:
             return Proof(
@@ -117,10 +118,10 @@ class Guard:
         if pending is None:
             pending = self._enqueue(grammar, tenant, cpu_s)
         try:
-            async with asyncio.timeout(WAIT_S):
+            async with asyncio.timeout(self._wait_s):
                 return await asyncio.shield(pending.answer)
         except TimeoutError:
-            raise GuardUnavailable(f"The grammar was not judged within {WAIT_S:g} s; try again.") from None
+            raise GuardUnavailable(f"The grammar was not judged within {self._wait_s:g} s; try again.") from None
 
     def _enqueue(self, grammar: Grammar, tenant: str, cpu_s: float) -> _Pending:
         queue = self._waiting.get(tenant)

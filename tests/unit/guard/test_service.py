@@ -107,9 +107,8 @@ async def test_a_huge_grammar_is_not_read(guard: Guard) -> None:
     assert guard.compiled == 0
 
 
-async def test_without_a_nursery_nothing_is_let_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "WAIT_S", 0.2)
-    guard = Guard(command=["/bin/false"])
+async def test_without_a_nursery_nothing_is_let_through() -> None:
+    guard = Guard(wait_s=0.2, command=["/bin/false"])
     task = asyncio.create_task(guard.run())
     with pytest.raises(GuardUnavailable, match=r"not judged within 0\.2 s"):
         await guard.prove(Grammar.regex("a"), "a", 2.0)
