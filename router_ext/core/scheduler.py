@@ -145,6 +145,11 @@ class Scheduler:
             actions.append(SetTimer(at_s=due))
         return actions
 
+    @property
+    def stall_ratio(self) -> float:
+        """What compiling a grammar takes over what was predicted, on the slowest backend; 1 before any was seen."""
+        return max((backend.exposure.speed.value for backend in self._fleet.usable), default=1.0)
+
     # --- events about requests -------------------------------------------------------------------------------------
 
     def _on_arrived(self, event: Arrived, now: float, actions: list[Action]) -> None:

@@ -28,7 +28,8 @@ from router_ext.gateway.dialects import decode_body, decode_tokenize, dialect_of
 from router_ext.gateway.engine import PoolEngine
 from router_ext.gateway.exchange import EXTENSION, Exchange
 from router_ext.gateway.foresight import Foresight
-from router_ext.gateway.generation import Dialect, GenerationRequest, ModelLimits
+from router_ext.gateway.generation import Dialect, ModelLimits
+from router_ext.gateway.guarding import Judged
 from router_ext.gateway.lifespan import Router, draining
 from router_ext.gateway.measure import LARGE_BYTES, Measured, measure
 from router_ext.gateway.refusals import refusal_of
@@ -180,6 +181,8 @@ class App:
         with _watched(request.exchange):
             limits = await engine.model.known_limits(identity.tenant)
             generation = decode_body(body, limits)
+            judged = await router.guarding.judge(engine, identity.tenant, tier, generation)
+            generation = judged.generation
             foresight = router.predictions.ask(engine, identity, generation)
             measured = await measure(engine, identity.tenant, generation, limits)
             await foresight.settled()
@@ -187,7 +190,7 @@ class App:
             return None
         if router.engines.get(engine.record.pool) is not engine:
             raise NoBackend("This model is not served any more.", code="model_removed")
-        return self._begin(request, engine, identity, tier, agent, generation, measured, limits, foresight)
+        return self._begin(request, engine, identity, tier, agent, judged, measured, limits, foresight)
 
     def _begin(
         self,
@@ -196,7 +199,7 @@ class App:
         identity: Identity,
         tier: TierName,
         agent: DeclaredAgent,
-        generation: GenerationRequest,
+        judged: Judged,
         measured: Measured,
         limits: ModelLimits,
         foresight: Foresight,
@@ -215,7 +218,7 @@ class App:
                 pool=engine.record.pool,
                 model=engine.name,
                 tier=tier,
-                dialect=generation.dialect,
+                dialect=judged.generation.dialect,
                 arrived_at_us=request.arrived_us,
                 max_new_tokens=max(caps),
                 predicted_tokens=foresight.answers[0].median,
@@ -224,7 +227,7 @@ class App:
             )
         )
         try:
-            return self._submit(request, engine, identity, tier, agent, generation, measured, limits, slot, foresight)
+            return self._submit(request, engine, identity, tier, agent, judged, measured, limits, slot, foresight)
         except BaseException:
             # Nothing of it was queued: it is not in the books.
             if slot.is_open:
@@ -238,13 +241,14 @@ class App:
         identity: Identity,
         tier: TierName,
         agent: DeclaredAgent,
-        generation: GenerationRequest,
+        judged: Judged,
         measured: Measured,
         limits: ModelLimits,
         slot: InflightSlot,
         foresight: Foresight,
     ) -> Client:
         event = slot.start.event
+        generation = judged.generation
         client = Client(request.exchange, stall_limit_s=self._router.settings.stall_limit_s)
         call = Call(
             engine,
@@ -295,6 +299,8 @@ class App:
                 prefix=prompt.prefix,
                 agent_id=agent.agent,
                 agent_cost=agent.cost,
+                grammar=judged.digest,
+                stall_s=judged.stall_s,
                 is_suspect=is_watched,
             )
             if flow is None:

@@ -10,7 +10,7 @@ import msgspec
 from router_ext.backends.pool import Member
 from router_ext.backends.tgi import parse_address
 from router_ext.core.config import ConfigError, PoolConfig, build_pool
-from router_ext.core.ids import BackendId
+from router_ext.core.ids import BackendId, TierName
 from router_ext.errors import ModelNotFound, SettingsError, SnapshotRefused
 from router_ext.gateway.auth import Identity, KeyRing
 from router_ext.settings import load_backend_key
@@ -99,6 +99,11 @@ def pool_config(record: PoolRecord, snapshot: ConfigSnapshot, members: Mapping[B
         )
     except (ConfigError, KeyError, TypeError) as error:
         raise SnapshotRefused(f"revision {snapshot.revision}: {error}") from None
+
+
+def grammar_limits(snapshot: ConfigSnapshot) -> dict[TierName, float]:
+    """Seconds that a new grammar may stall a backend, of the tiers that state it."""
+    return {TierName(t.name): t.grammar_stall_s for t in snapshot.tiers if t.grammar_stall_s is not None}
 
 
 def _backend_fields(record: BackendRecord, info: Info | None) -> dict[str, object]:

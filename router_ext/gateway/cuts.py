@@ -121,6 +121,7 @@ class TextTokenizer:
     Attributes:
         added_ids: ids of added tokens; an end-of-text token is always among them.
         eos_ids: end-of-text ids told by ``generation_config.json`` or ``config.json`` beside the file.
+        vocabulary: number of its tokens, added ones included.
         is_restartable: every place between a non-space and a space is a split, so encoding may start there.
     """
 
@@ -131,6 +132,7 @@ class TextTokenizer:
         description = json.loads(tokenizer.to_str())
         self.added_ids = frozenset(int(item["id"]) for item in description.get("added_tokens") or ())
         self.eos_ids = eos_ids
+        self.vocabulary = tokenizer.get_vocab_size(with_added_tokens=True)
         self.is_restartable = _is_restartable(description)
 
     @classmethod

@@ -42,7 +42,7 @@ from router_ext.errors import FairlaneError, LimitExceeded, NoBackend, QueueRefu
 from router_ext.gateway.books import Books
 from router_ext.gateway.brakes import stopped
 from router_ext.gateway.call import Call
-from router_ext.gateway.configure import pool_config
+from router_ext.gateway.configure import grammar_limits, pool_config
 from router_ext.gateway.foresight import PoolForesight, Predictions
 from router_ext.gateway.knowledge import ModelKnowledge, probe_model
 from router_ext.gateway.model import Member, PoolModel
@@ -91,6 +91,7 @@ class PoolEngine:
     Attributes:
         name: the pool's public name. record: its configuration.
         predictor: empirical quantiles, the fallback. foresight: the trained model, as the worker process has it.
+        suspects: who may have felled a backend. grammar_limits: seconds a new grammar may stall one, by tier.
         model: limits, tokenizer, short questions. books: where ended calls are written. calls: those that have not.
     """
 
@@ -133,6 +134,7 @@ class PoolEngine:
             on_failure=self.upstream_failed,
         )
         self.suspects = Suspects(record.name)
+        self.grammar_limits = grammar_limits(snapshot)
         self.calls: set[Call] = set()
         self._snapshot = snapshot
         self._spawn = spawn
@@ -179,6 +181,7 @@ class PoolEngine:
     def apply(self, record: PoolRecord, snapshot: ConfigSnapshot, clients: Mapping[BackendId, Backend]) -> None:
         """Follow a snapshot that has been prepared in the same turn. Queues, ledger and counters survive."""
         self.record, self._snapshot = record, snapshot
+        self.grammar_limits = grammar_limits(snapshot)
         self.name = self.model.name = self.books.name = record.name
         self.model.use_tokenizer(record.tokenizer_path)
         self.backends.apply(record.backends, clients)

@@ -28,6 +28,11 @@ class Dialect(enum.StrEnum):
     RESPONSES = "responses"
 
     @property
+    def grammar_param(self) -> str:
+        """What this API calls the field that forces a form on the answer."""
+        return {Dialect.CHAT: "response_format", Dialect.RESPONSES: "text.format"}.get(self, "grammar")
+
+    @property
     def is_openai(self) -> bool:
         return self in (Dialect.CHAT, Dialect.COMPLETIONS, Dialect.RESPONSES)
 

@@ -25,6 +25,8 @@ from router_ext.errors import ArtifactRefused, NoBackend, SettingsError, Snapsho
 from router_ext.gateway.configure import Directory
 from router_ext.gateway.engine import PoolEngine
 from router_ext.gateway.foresight import Predictions
+from router_ext.gateway.guarding import Guarding
+from router_ext.guard.service import Guard
 from router_ext.obs.logs import get_logger
 from router_ext.obs.metrics import BackendReading, Metrics, PoolReading, Readings, TenantReading
 from router_ext.predict.baseline import KIND, Baseline
@@ -83,6 +85,8 @@ class Router:
         self._drained = asyncio.Event()
         self._listening = asyncio.Event()
         self._artifacts = ArtifactStore(settings.dir / "artifacts")
+        self._guard = Guard()
+        self.guarding = Guarding(self._guard, self.metrics)
         self.predictions = Predictions(settings, self.metrics, self.engines, on_changed=self._report)
 
     # --- life -------------------------------------------------------------------------------------------------------
@@ -104,6 +108,7 @@ class Router:
                     tasks.create_task(await self._start()),
                     tasks.create_task(self._counters.run(self._save_counters)),
                     tasks.create_task(self._predict()),
+                    tasks.create_task(self._guard.run()),
                 ]
                 try:
                     yield self
@@ -125,6 +130,7 @@ class Router:
     def listening(self) -> None:
         """The sockets are open: what serving does not depend on may start."""
         self._listening.set()
+        self._guard.warm()
 
     async def _predict(self) -> None:
         if self.predictions.client is not None:
@@ -390,6 +396,7 @@ class Router:
                     prediction_fallbacks=engine.foresight.fallbacks,
                     is_length_model_refused=engine.foresight.refused is not None,
                     slice_level=stats.slice_level,
+                    strikes={kind.value: count for kind, count in engine.suspects.strikes.items()},
                 )
             )
             for tier, count in stats.queued_by_tier.items():

@@ -190,6 +190,10 @@ class PoolModel:
         """What the backends call their model; the pool's name until one has told."""
         return next((m.info.model_id for m in self._backends.members.values() if m.info is not None), self.name)
 
+    def vocabulary(self, stated: int) -> int:
+        """Tokens of the model's vocabulary: of the pool's tokenizer file, else as ``stated`` by the operator."""
+        return stated if self.tokenizer is None else self.tokenizer.vocabulary
+
     @property
     def is_resumable(self) -> bool:
         """No backend is known to be unable to continue a text."""

@@ -128,7 +128,7 @@ HAZARDS: dict[str, dict[str, Any]] = {
     "40 required fields": json_grammar(record(_fields(40))),
     "string of at most 200": json_grammar(record({"a": {"type": "string", "maxLength": 200}})),
     "22 doubling definitions": json_grammar(_doubling(22)),
-    "nested 100 deep": json_grammar(_nested(100)),
+    "nested 40 deep": json_grammar(_nested(40)),
     "reference to nothing": json_grammar({"properties": {"a": {"$ref": "#/nope"}}}),
     "unknown type": json_grammar({"properties": {"a": {"type": "nope"}}}),
     "regex: unbalanced": regex_grammar("("),

@@ -86,6 +86,11 @@ class Guard:
         self._decoder = msgspec.msgpack.Decoder(Proof)
         self._transport: asyncio.Transport | None = None
         self._over: asyncio.Future[None] | None = None
+        self._is_wanted = asyncio.Event()
+
+    def warm(self) -> None:
+        """Start the nursery now, not with the first grammar."""
+        self._is_wanted.set()
 
     # --- asking -----------------------------------------------------------------------------------------------------
 
@@ -134,6 +139,7 @@ class Guard:
         pending = _Pending(grammar, tenant, cpu_s, answer)
         self._pending[grammar.digest] = pending
         self._waiting.setdefault(tenant, deque()).append(pending)
+        self._is_wanted.set()
         self._start()
         return pending
 
@@ -184,6 +190,7 @@ class Guard:
     async def run(self) -> None:
         """Keep a nursery alive until cancelled. What was being compiled when one ended is compiled again, once."""
         delay_s = _FIRST_DELAY_S
+        await self._is_wanted.wait()
         while True:
             compiled = self.compiled
             await self._live()

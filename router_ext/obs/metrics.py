@@ -76,6 +76,8 @@ class PoolReading:
     prediction_fallbacks: dict[str, int]
     is_length_model_refused: bool
     slice_level: float
+    strikes: dict[str, int] = field(default_factory=dict)
+    """Dispatches that may have felled a backend, by kind."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -203,8 +205,15 @@ def _pool_metrics(readings: list[PoolReading]) -> Iterable[Metric]:
         "Quantile of what is left of a predicted answer that is asked of a backend at once, mean of the last slices.",
         labels=labels,
     )
+    strikes = CounterMetricFamily(
+        "fairlane_hazard_strikes",
+        "Requests that showed nothing when their backend died, froze or failed a batch, by kind.",
+        labels=["model", "kind"],
+    )
     for r in readings:
         name = [r.pool]
+        for kind, count in r.strikes.items():
+            strikes.add_metric([r.pool, kind], count)
         for source, count in r.predictions.items():
             predictions.add_metric([r.pool, source], count)
         for reason, count in r.prediction_fallbacks.items():
@@ -223,7 +232,21 @@ def _pool_metrics(readings: list[PoolReading]) -> Iterable[Metric]:
         for trigger, count in r.preempted_total.items():
             preempted.add_metric([r.pool, trigger], count)
         waste.add_metric(name, r.waste_tokens)
-    return inflight, parked, bound, gap, bound_s, gap_s, preempted, waste, predictions, fallbacks, refused, level
+    return (
+        inflight,
+        parked,
+        bound,
+        gap,
+        bound_s,
+        gap_s,
+        preempted,
+        waste,
+        predictions,
+        fallbacks,
+        refused,
+        level,
+        strikes,
+    )
 
 
 def _tenant_metrics(readings: list[TenantReading]) -> Iterable[Metric]:
@@ -293,6 +316,12 @@ class Metrics:
         self.admin = CollectorRegistry()
         by = ["model", "tier"]
         self.requests = Counter("fairlane_requests", "Ended requests.", [*by, "outcome", "code"], registry=None)
+        self.guard_verdicts = Counter(
+            "fairlane_guard_verdicts",
+            "Requests with a grammar, by what the guard said: proven, or the code of the refusal.",
+            ["model", "verdict"],
+            registry=None,
+        )
         self.rejected = Counter("fairlane_rejected", "Refused requests, by reason.", ["code"], registry=None)
         self.queue_wait = Histogram(
             "fairlane_queue_wait_seconds", "Arrival to first dispatch.", by, buckets=SECONDS, registry=None
@@ -364,6 +393,7 @@ class Metrics:
         for registry, has_tenants in ((self.public, False), (self.admin, True)):
             for collector in (
                 self.requests,
+                self.guard_verdicts,
                 self.rejected,
                 self.queue_wait,
                 self.ttft,

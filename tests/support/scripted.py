@@ -129,7 +129,7 @@ class Peer:
         return
 
     async def wait(self) -> bytes:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await self.task
         return self.data
 
