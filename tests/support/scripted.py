@@ -129,7 +129,7 @@ class Peer:
         return
 
     async def wait(self) -> bytes:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             await self.task
         return self.data
 

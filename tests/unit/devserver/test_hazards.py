@@ -18,7 +18,7 @@ from router_ext.guard.examples import HAZARDS, record, regex_grammar
 from router_ext.guard.grammar import functions_of, tool_schema
 
 DOCS = Path(__file__).parents[3] / "docs" / "model-server.md"
-REFUSED = {"nested 100 deep", "reference to nothing", "unknown type"}
+REFUSED = {"nested 40 deep", "reference to nothing", "unknown type"}
 
 
 @pytest.fixture(scope="module")

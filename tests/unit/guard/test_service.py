@@ -19,7 +19,7 @@ from router_ext.guard.service import Guard
 
 @pytest.fixture
 async def guard() -> AsyncIterator[Guard]:
-    guard = Guard()
+    guard = Guard(wait_s=300.0)
     task = asyncio.create_task(guard.run())
     yield guard
     task.cancel()
