@@ -32,12 +32,13 @@ class Hazard:
 class Constraint:
     """``regex`` binds the answer; ``hazard`` replaces its compilation, and then the ids of ``script`` are the answer.
 
-    Without a script the answer is not bound at all.
+    Without a script the answer is not bound at all. ``key`` tells grammars that have a hazard apart.
     """
 
     regex: str = ""
     hazard: Hazard | None = None
     script: tuple[int, ...] = ()
+    key: str = ""
 
 
 class ServerDies(Exception):

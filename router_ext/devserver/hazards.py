@@ -8,7 +8,8 @@ and freezes the server where that exceeds five minutes. States are counted in th
 class, times the upper bounds of the repeats around it. A schema that refers to itself ends the process; one whose
 references give more than the compilers can take freezes it; a regex that is none fails its batch.
 
-The answer is not bound to the grammar, save that of a chat with tools, which calls the first one without arguments.
+A grammar that has stalled is kept as a compiled one would be, and does not stall again while it is. The answer is
+not bound to the grammar, save that of a chat with tools, which calls the first one without arguments.
 """
 
 from __future__ import annotations
@@ -68,15 +69,15 @@ class Hazards:
             return self._of_regex(value) if value else None
         schema = schema_of(kind, value)
         check_schema(schema)
-        hazard = self._known.get(Grammar.schema(schema).digest)
-        if hazard is None:
-            hazard = self._of_schema(schema)
+        key = Grammar.schema(schema).digest
+        hazard = self._known.get(key) or self._of_schema(schema)
         if hazard.effect is Effect.DIE:
             raise ServerDies(hazard.message)
-        return Constraint(hazard=hazard, script=self._script(schema))
+        return Constraint(hazard=hazard, script=self._script(schema), key=key)
 
     def _of_regex(self, regex: str) -> Constraint:
-        hazard = self._known.get(Grammar.regex(regex).digest)
+        key = Grammar.regex(regex).digest
+        hazard = self._known.get(key)
         if hazard is None:
             try:
                 re.compile(regex)
@@ -85,7 +86,7 @@ class Hazards:
                 hazard = TABLE["regex: 500 brackets"]
             except (re.error, OverflowError, ValueError):
                 hazard = Hazard(Effect.FAIL)
-        return Constraint(hazard=hazard)
+        return Constraint(hazard=hazard, key=key)
 
     def _of_schema(self, schema: dict[str, Any]) -> Hazard:
         plain = inlined(schema)

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,7 +18,7 @@ from router_ext.devserver.constraint import Constraint, Effect, Hazard
 from router_ext.devserver.engine import Engine, Guide, Sampled
 from router_ext.devserver.faults import Faults
 from router_ext.devserver.generation import Generation, GenerationFailed, Token, generation_error
-from router_ext.devserver.grammars import CompilerGone, GrammarFailed, Grammars, ScriptedGuide
+from router_ext.devserver.grammars import KEPT, CompilerGone, GrammarFailed, Grammars, ScriptedGuide
 from router_ext.devserver.metrics import Metrics
 from router_ext.tgi_model import Batcher, Entry, Step, StepKind, StepTime
 
@@ -77,6 +78,7 @@ class Runner:
         self._sequences = 0
         self._dropped_seen = 0
         self._is_shard_gone = False
+        self._stalled: OrderedDict[str, None] = OrderedDict()
         self.is_healthy = True
         self._thawed = asyncio.Event()
         self._thawed.set()
@@ -192,7 +194,12 @@ class Runner:
 
     async def _guide_of(self, constraint: Constraint) -> Guide | None:
         if constraint.hazard is not None:
-            await self._suffer(constraint.hazard)
+            if constraint.key not in self._stalled:
+                await self._suffer(constraint.hazard)
+            self._stalled[constraint.key] = None
+            self._stalled.move_to_end(constraint.key)
+            if len(self._stalled) > KEPT:
+                self._stalled.popitem(last=False)
             return ScriptedGuide(constraint.script, min(self._engine.eos_ids)) if constraint.script else None
         return await self._grammars.guide(constraint.regex)
 
