@@ -21,6 +21,7 @@ from support.tenants import Tenant, new_tenant
 from router_ext.gateway.dialects import decode_request
 from router_ext.gateway.friendly import JSON_OBJECT
 from router_ext.gateway.generation import ModelLimits
+from router_ext.guard.automaton import states_of
 
 EXAMPLES = list(examples())
 LIMITS = ModelLimits(model_id="m", max_input_tokens=2_048, max_total_tokens=4_096)
@@ -113,6 +114,10 @@ def test_every_object_of_two_levels_can_be_written(value: Any, is_compact: bool)
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":") if is_compact else (", ", ": "))
     if "\\u" not in text and "\x7f" not in text:
         assert re.fullmatch(JSON_OBJECT, text)
+
+
+def test_it_costs_a_backend_what_the_documentation_says() -> None:
+    assert states_of(JSON_OBJECT) == 87
 
 
 @given(text=st.from_regex(JSON_OBJECT, fullmatch=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from typing import Any
 
@@ -379,22 +380,55 @@ json_values = st.recursive(
 NAMES = [
     *("inputs", "parameters", "stream", "messages", "prompt", "model", "stop", "tools", "tool_choice", "n"),
     *("temperature", "top_p", "response_format", "stream_options", "max_tokens", "seed", "suffix", "logprobs"),
+    *("input", "instructions", "text", "include", "metadata", "truncation", "max_output_tokens", "background"),
+    *("presence_penalty", "logit_bias", "max_completion_tokens", "guideline", "top_logprobs"),
 ]
 PARAMETERS = ["best_of", "temperature", "top_k", "stop", "truncate", "grammar", "seed", "details", "top_n_tokens"]
 
 
 @given(
-    path=st.sampled_from(["/", "/generate", "/generate_stream", "/v1/chat/completions", "/v1/completions"]),
+    path=st.sampled_from(
+        [
+            "/",
+            "/generate",
+            "/generate_stream",
+            "/v1/chat/completions",
+            "/v1/completions",
+            "/v1/responses",
+            "/invocations",
+        ]
+    ),
     body=st.dictionaries(st.sampled_from(NAMES), json_values, max_size=6),
     parameters=st.dictionaries(st.sampled_from(PARAMETERS), json_values, max_size=4),
 )
 def test_any_object_is_decoded_or_refused(path: str, body: dict[str, Any], parameters: dict[str, Any]) -> None:
     """Nothing but a refusal ever comes out of a body, whatever it holds."""
-    sound: dict[str, Any] = {"inputs": "Hi", "prompt": "Hi", **CHAT}
+    sound: dict[str, Any] = {"inputs": "Hi", "prompt": "Hi", "input": "Hi", **CHAT}
     for candidate in (body, {**sound, **body}, {**sound, "parameters": parameters}):
         with contextlib.suppress(RequestRefused):
             request = decode(path, candidate)
             assert request.prompts or request.chat_body
+
+
+item_values = st.sampled_from(
+    [None, 1, "x", [], {}, [{"type": "input_text", "text": "x"}], [{"type": "input_text"}], [3]]
+)
+items = st.dictionaries(
+    st.sampled_from(["type", "role", "content", "call_id", "name", "arguments", "output"]),
+    item_values | st.sampled_from(["message", "function_call", "function_call_output", "reasoning", "user"]),
+)
+odd_tools = st.fixed_dictionaries(
+    {}, optional={"type": st.sampled_from(["function", 1]), "name": item_values, "parameters": item_values}
+)
+
+
+@given(
+    input_=st.lists(items | scalars, max_size=3), tools=st.lists(odd_tools | scalars, max_size=2), choice=json_values
+)
+def test_any_input_of_a_response_is_decoded_or_refused(input_: Any, tools: Any, choice: Any) -> None:
+    for more in ({}, {"tools": tools}, {"tool_choice": choice}, {"text": {"format": choice}}, {"text": choice}):
+        with contextlib.suppress(RequestRefused):
+            assert decode("/v1/responses", {"input": input_, **more}).chat_body
 
 
 @given(body=st.binary(max_size=60))
@@ -511,3 +545,84 @@ def test_a_body_nested_deeper_than_tgi_reads_is_refused(depth: int) -> None:
 
 def test_brackets_in_a_text_are_no_nesting() -> None:
     assert decode("/generate", {"inputs": "[{" * 500}).prompts == ("[{" * 500,)
+
+
+# --- responses ---------------------------------------------------------------------------------------------------
+
+
+def response(**fields: Any) -> GenerationRequest:
+    return decode("/v1/responses", {"input": "Hi", **fields})
+
+
+FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
+SECOND = {"type": "function", "name": "g", "description": "d", "parameters": SCHEMA}
+
+
+@pytest.mark.parametrize(
+    ("fields", "chat_"),
+    [
+        ({}, {}),
+        ({"instructions": "Be brief."}, {"messages": [{"role": "system", "content": "Be brief."}, *CHAT["messages"]]}),
+        ({"max_output_tokens": 7, "temperature": 0, "top_p": 1}, {"max_tokens": 7, "temperature": 0}),
+        ({"stream": True, "model": "m"}, {"stream": True, "model": "m"}),
+        ({"top_logprobs": 2, "include": ["message.output_text.logprobs"]}, {"top_logprobs": 2, "logprobs": True}),
+        ({"tools": [FUNCTION]}, {"tools": [TOOL], "tool_choice": "auto"}),
+        ({"tools": [FUNCTION], "tool_choice": "required"}, {"tools": [TOOL], "tool_choice": "required"}),
+        (
+            {"tools": [FUNCTION], "tool_choice": {"type": "function", "name": "f"}},
+            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}},
+        ),
+        (
+            {
+                "tools": [FUNCTION, SECOND],
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "mode": "required",
+                    "tools": [{"type": "function", "name": "f"}],
+                },
+            },
+            {"tools": [TOOL], "tool_choice": "required"},
+        ),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA, "strict": True}}},
+            {"response_format": {"type": "json_schema", "value": {"name": "n", "schema": SCHEMA}}},
+        ),
+        ({"text": {"format": {"type": "json_object"}}}, {"response_format": {"type": "json_object"}}),
+        ({"text": {"format": {"type": "text"}, "verbosity": "low"}}, {}),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:x"}]}]},
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:x"}}]}]},
+        ),
+        (
+            {
+                "input": [
+                    {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+                    {"type": "function_call", "call_id": "2", "name": "g", "arguments": "{}"},
+                    {"type": "function_call_output", "call_id": "1", "output": [{"type": "input_text", "text": "a"}]},
+                ]
+            },
+            {
+                "messages": [
+                    {
+                        "role": "assistant",
+                        "tool_calls": [
+                            {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}},
+                            {"id": "2", "type": "function", "function": {"name": "g", "arguments": "{}"}},
+                        ],
+                    },
+                    {"role": "tool", "tool_call_id": "1", "content": "a"},
+                ]
+            },
+        ),
+    ],
+)
+def test_a_response_is_asked_as_the_chat_it_stands_for(fields: dict[str, Any], chat_: dict[str, Any]) -> None:
+    found, meant = response(**fields), chat(**chat_)
+    assert found.dialect is Dialect.RESPONSES
+    assert dataclasses.replace(found, dialect=Dialect.CHAT, echo={}) == meant
+
+
+def test_a_response_repeats_its_request() -> None:
+    echo = response(metadata={"a": "b"}, tools=[FUNCTION], temperature=0.5, store=True, user="u", instructions="i").echo
+    assert (echo["metadata"], echo["tools"], echo["temperature"], echo["user"]) == ({"a": "b"}, [FUNCTION], 0.5, "u")
+    assert (echo["instructions"], echo["store"], echo["text"]) == ("i", False, {"format": {"type": "text"}})
