@@ -52,18 +52,19 @@ def test_without_a_router_the_bound_is_that_of_the_rows(api: ApiClient, pool: Po
     shown = fairness(api, pool)
     assert (shown["policy"], shown["cost_model"], shown["is_bounded"]) == ("slo-fair", "linear", True)
     assert (shown["source"], shown["unstated"], shown["routers"]) == ("configuration", [], [])
-    assert shown["bound_service"] == pytest.approx(2 * 10_002 * 1.25)
+    assert shown["bound_service"] == pytest.approx(2 * 10_002 * 1.3)
     assert (shown["service_per_gpu_s"], shown["bound_gpu_s"]) == (None, None)
     services = {term["name"]: term["service"] for term in shown["terms"]}
     assert services == {
         "U'": pytest.approx(20_004),
+        "S": pytest.approx(1_000.2),
         "urgency pass": pytest.approx(5_001),
         "backfill pass": pytest.approx(400.08),
-        "bound": pytest.approx(25_005),
+        "bound": pytest.approx(26_005.2),
     }
     by_tenant = {each["name"]: each for each in shown["tenants"]}
-    assert by_tenant["Heavy"]["counter_bound"] == pytest.approx(25_005 / 4)
-    assert by_tenant["Heavy"]["bound_service"] == by_tenant["Light"]["bound_service"] == pytest.approx(25_005)
+    assert by_tenant["Heavy"]["counter_bound"] == pytest.approx(26_005.2 / 4)
+    assert by_tenant["Heavy"]["bound_service"] == by_tenant["Light"]["bound_service"] == pytest.approx(26_005.2)
 
 
 def test_the_bound_shown_is_that_of_the_published_configuration(api: ApiClient, pool: Pool) -> None:
@@ -115,7 +116,7 @@ def test_a_live_router_tells_what_is_in_force_and_what_it_has_measured(
 def test_of_two_tenants_the_bound_is_the_sum_of_theirs(api: ApiClient, pool: Pool) -> None:
     light, heavy = Tenant.objects.get(slug="light"), Tenant.objects.get(slug="heavy")
     shown = fairness(api, pool, f"?first={light.id}&second={heavy.id}")
-    assert shown["pair"]["pair_bound"] == pytest.approx(25_005 * 1.25)
+    assert shown["pair"]["pair_bound"] == pytest.approx(26_005.2 * 1.25)
     assert fairness(api, pool)["pair"] is None
     answer = api.send("GET", f"/pools/{pool.id}/fairness?first={light.id}")
     assert (answer.status_code, list(answer.json()["errors"])) == (422, ["second"])
@@ -145,12 +146,12 @@ def test_the_console_shows_the_same(operator: User, pool: Pool, router: tuple[Ro
     client = Client()
     client.force_login(operator)
     page = client.get(reverse("console:pool", args=[pool.id])).content.decode()
-    assert "25,005" in page
+    assert "26,005" in page
     assert "not measured yet" in page
     light, heavy = Tenant.objects.get(slug="light"), Tenant.objects.get(slug="heavy")
     address = reverse("console:pool_fairness", args=[pool.id])
     page = client.get(f"{address}?first={light.id}&second={heavy.id}").content.decode()
-    assert "31,256" in page
+    assert "32,507" in page
     for name in ("U&#x27;", "urgency pass", "backfill pass", "Heavy"):
         assert name in page
     beat(router[0], pool, largest_gap_service=6_000.0, service_per_gpu_s=500.0, bound_service=10_000.0)
@@ -168,7 +169,7 @@ def test_members_of_a_group_are_bounded_among_themselves_and_the_group_among_the
     shown = fairness(api, pool, f"?first={first.id}&second={second.id}")
     by_tenant = {each["name"]: each for each in shown["tenants"]}
     assert (by_tenant["Second"]["group"], by_tenant["Light"]["group"]) == ("research", None)
-    assert by_tenant["Second"]["counter_bound"] == pytest.approx(25_005 / 2)
-    assert shown["pair"]["pair_bound"] == pytest.approx(25_005 * 1.5)
+    assert by_tenant["Second"]["counter_bound"] == pytest.approx(26_005.2 / 2)
+    assert shown["pair"]["pair_bound"] == pytest.approx(26_005.2 * 1.5)
     shown = fairness(api, pool, f"?first={first.id}&second={light.id}")
-    assert shown["pair"]["pair_bound"] == pytest.approx(25_005 * 1.1)
+    assert shown["pair"]["pair_bound"] == pytest.approx(26_005.2 * 1.1)
