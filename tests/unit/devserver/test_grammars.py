@@ -138,7 +138,8 @@ def test_a_grammar_fails_with_the_words_of_the_compiler(
     assert caught.value.is_fatal is is_fatal
 
 
-def test_the_last_32_grammars_are_kept_and_others_as_long_as_somebody_uses_them(grammars: Grammars) -> None:
+def test_the_last_32_grammars_are_kept_and_others_as_long_as_somebody_uses_them(codec: Codec) -> None:
+    grammars = Grammars(codec, toy.EOS_ID)
     first = guide_of(grammars, "a{1,3}")
     assert guide_of(grammars, "a{1,3}") is first
     for number in range(KEPT):
@@ -152,6 +153,7 @@ def test_the_last_32_grammars_are_kept_and_others_as_long_as_somebody_uses_them(
     held = guide_of(grammars, "c")
     with pytest.raises(CompilerGone):  # the worker looks in vain for what nobody uses: it was told to forget it
         CompiledGuide(held._link, key, 0).next(0, 3)
+    grammars.close()
 
 
 def test_a_worker_that_dies_is_noticed(codec: Codec) -> None:
