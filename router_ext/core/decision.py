@@ -262,7 +262,8 @@ class Decider:
         if new_tokens < request.slice_busy:
             self._budget.spend(request, new_tokens)
         backend, blocks = self.placement.choose(request, options)
-        dispatch = self._books.dispatch(request, standing, backend, blocks, new_tokens, now, num_options=len(options))
+        num_options = 0 if standing is Standing.ONWARD else len(options)
+        dispatch = self._books.dispatch(request, standing, backend, blocks, new_tokens, now, num_options=num_options)
         actions.append(dispatch)
         if request.queue.ttft_target_s is not None:
             self._gates.note_urgent(blocks * backend.block_size)

@@ -55,7 +55,7 @@ def test_no_other_policy_lets_anybody_go_ahead() -> None:
 def test_it_stands_back_for_the_urgent() -> None:
     """A head that can still be on time takes what the slice leaves."""
     scheduler = crowded()
-    scheduler.handle(arrival("u0", "b", "chat", prompt=100, cap=300), 1.9)
+    scheduler.handle(arrival("u0", "b", "chat", prompt=300, cap=90), 1.9)
     assert dispatched(end_slice(scheduler, "r0", 150, 2.0)) == ["u0"]
 
 
