@@ -56,7 +56,7 @@ _WORDS = {
 
 class Placed(NamedTuple):
     """Why a dispatch went where it went. ``turn``: with what right it was its turn. ``slice_level``: the share of such
-    answers that the slice is long enough for, 0 if its size has other reasons. ``num_options``: 0 if it went on in place."""
+    answers that the slice is long enough for, 0 if its size has other reasons. ``num_options``: 0: went on in place."""
 
     turn: str
     num_options: int
