@@ -59,7 +59,7 @@ def test_keys_share_under_every_policy_that_goes_by_counters(policy: str, seed: 
 
 def test_the_random_pools_come_close_to_the_bound_between_keys() -> None:
     """A law that is never nearly broken would prove nothing."""
-    outcomes = [run(scenario(seed, steps=250, **tight)) for seed in range(4)]  # type: ignore[arg-type]
+    outcomes = [run(scenario(seed, steps=250, **tight)) for seed in range(4, 8)]  # type: ignore[arg-type]
     assert max(level.worst for outcome in outcomes for level in outcome.oracle.levels.values()) > 0.9
 
 
