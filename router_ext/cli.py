@@ -48,6 +48,9 @@ COMMANDS: Mapping[str, Command | Mapping[str, Command]] = {
         "scheduler": Command("router_ext.ops.bench_scheduler", "time of one scheduling decision", runs_core=True),
         "gateway": Command("router_ext.ops.bench_gateway", "what the router adds to a request and to a stream"),
         "grammars": Command("router_ext.ops.bench_grammars", "what the guard makes of common grammars and of hazards"),
+        "hazards": Command(
+            "router_ext.ops.hazards.bench", "odd requests, and what the others notice of them", "devserver"
+        ),
         "predictor": Command("router_ext.ops.bench_predictor", "what a prediction of an output length costs"),
     },
     "predictor": {

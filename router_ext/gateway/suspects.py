@@ -143,7 +143,7 @@ class Suspects:
                 kind=kind,
                 backend=offender.backend,
                 tenant=identity.tenant,
-                key=identity.public_id,
+                key=identity.key,
                 request=offender.request,
                 digest=offender.digest,
                 refused_until_us=now + int(REFUSED_S * 1e6),

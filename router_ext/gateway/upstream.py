@@ -231,8 +231,7 @@ class UpstreamGeneration:
             verdict = self._judged(error)
             if verdict is not None:
                 error, is_final = verdict, True
-        limit = engine.settings.retry_limit
-        if is_final or not limit or self._failures > limit or not self._go_on(error):
+        if is_final or self._failures > engine.settings.retry_limit or not self._go_on(error):
             self.end_with(error)
 
     def _judged(self, error: FairlaneError) -> FairlaneError | None:
