@@ -139,6 +139,7 @@ class _Exchange:
         "_parts",
         "_request",
         "_sink",
+        "_was_sent",
     )
 
     def __init__(self, client: TgiBackend, request: bytes, sink: StreamSink) -> None:
@@ -158,6 +159,7 @@ class _Exchange:
         self._is_kept_alive = False
         self._is_paused = False
         self._is_reused = False
+        self._was_sent = False
         self._last_byte_s = 0.0
         self._error: UpstreamFailed | None = None
 
@@ -215,7 +217,11 @@ class _Exchange:
         except TimeoutError:
             self._finish(BackendRefused("The backend did not accept a connection in time"))
         except (OSError, ValueError):  # a name that no resolver takes is a ValueError
-            self._finish(BackendRefused("The backend refused the connection"))
+            if self._was_sent:
+                # The server is gone, and this request may be why.
+                self._finish(BackendUnreachable("The backend closed the connection without an answer"))
+            else:
+                self._finish(BackendRefused("The backend refused the connection"))
         except asyncio.CancelledError:
             connection.abort()
             raise
@@ -236,6 +242,7 @@ class _Exchange:
         if self._idle_timer is None:
             self._idle_timer = loop.call_later(self._client.idle_timeout_s, self._check_idle)
         transport.write(self._request)
+        self._was_sent = True
         if self._is_paused:
             # uvloop undoes a pause made inside connection_made.
             loop.call_soon(self._repause)
@@ -274,7 +281,7 @@ class _Exchange:
         if self._is_done:
             return
         if self._is_reused and not self._head_bytes:
-            # The server closed it while it was idle; not a byte of an answer came, so asking again is safe.
+            # As a rule the server closed it while it was idle. One that died of the request refuses the next one.
             self._is_reused = False
             self._connect_task = self._client.loop.create_task(self._open())
         elif self._is_headed:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, Protocol
 
-from router_ext.backends.base import Backend
+from router_ext.backends.base import Backend, BackendRefused
 from router_ext.backends.pool import BackendPool, State
 from router_ext.core.actions import Action, Dispatch, Expire, Preempt, Reject, RejectCode, SetTimer
 from router_ext.core.config import PoolConfig
@@ -47,7 +47,7 @@ from router_ext.gateway.foresight import PoolForesight, Predictions
 from router_ext.gateway.knowledge import ModelKnowledge, probe_model
 from router_ext.gateway.model import Member, PoolModel
 from router_ext.gateway.slices import TextGeneration
-from router_ext.gateway.suspects import FREEZE_S, BackendFrozen, Suspects
+from router_ext.gateway.suspects import FREEZE_S, QUIET_CHECKS, BackendFrozen, Suspects
 from router_ext.gateway.upstream import Step
 from router_ext.obs.logs import get_logger
 from router_ext.obs.metrics import Metrics
@@ -70,11 +70,12 @@ class Scheduled(Protocol):
     spec: RequestSpec
     step: Step
     member: Member | None
+    started_s: float
     heard_s: float
 
     @property
     def has_spoken(self) -> bool: ...
-    def frozen(self, error: BackendFrozen) -> None: ...
+    def frozen(self, error: BackendFrozen | BackendRefused) -> None: ...
     def dispatch(self, action: Dispatch, member: Member) -> None: ...
     def preempt(self) -> None: ...
     def move(self) -> None: ...
@@ -373,15 +374,18 @@ class PoolEngine:
             member = self.backends.members.get(backend)
             if member is None:
                 continue
-            since = max([member.answered_s, *(g.heard_s for g in generations)])
+            # What is sent there says nothing of it: the silence lasts since its last word, or since the first of them.
+            since = max(member.answered_s, *(g.heard_s for g in generations), min(g.started_s for g in generations))
             stall_s = max(g.spec.stall_s for g in generations)
             if now - since < max(FREEZE_S, 3.0 * stall_s):
                 continue
             frozen = BackendFrozen("The backend stopped answering")
+            late = BackendRefused("The backend had stopped answering before")
+            quiet_s = QUIET_CHECKS * self.settings.health_interval_s
             self.backends.stream_failed(backend, frozen)
-            # Those who have tokens are innocent, and first to go on elsewhere.
+            # Those who have tokens are innocent, and first to go on elsewhere; so are those who came too late.
             for generation in sorted(generations, key=lambda g: not g.has_spoken):
-                generation.frozen(frozen)
+                generation.frozen(late if generation.started_s > since + quiet_s else frozen)
 
     def fitting_new_tokens(self, prompt_tokens: int, max_new_tokens: int) -> int:
         """``max_new_tokens`` as far as the KV of the largest backend reaches: there the answer ends by ``length``.

@@ -8,6 +8,8 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
+import orjson
+
 from router_ext.backends.base import Headers
 from router_ext.core.actions import Dispatch
 from router_ext.core.events import Finished, PromptMeasured, RequestSpec
@@ -67,7 +69,10 @@ class WholeGeneration(UpstreamGeneration):
 
     def digest(self) -> str:
         passthrough = self._passthrough
-        return blake2b(passthrough.path.encode() + b"\0" + passthrough.body, digest_size=16).hexdigest()
+        data = {name: value for name, value in passthrough.data.items() if name != "seed"}
+        if isinstance(parameters := data.get("parameters"), dict):
+            data["parameters"] = {name: value for name, value in parameters.items() if name != "seed"}
+        return blake2b(passthrough.path.encode() + b"\0" + orjson.dumps(data), digest_size=16).hexdigest()
 
     def _open(self, action: Dispatch) -> Opening:
         self._reset()

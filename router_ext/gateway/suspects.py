@@ -3,7 +3,7 @@
 A failed dispatch is judged by what it had shown:
 
     something since it was dispatched          innocent: it goes on elsewhere at once
-    nothing, and the backend never had it      innocent: no connection, or the backend said it has too much to do
+    nothing, and the backend never had it      innocent: no connection, frozen before, or too much to do, as it said
     nothing, and the backend died, froze or    suspect: it is dispatched again alone, one suspect of the pool at a time
     answered that a batch had failed           (``core.exposure``); a second strike ends it with a clear error
 
@@ -38,6 +38,9 @@ MAX_RECENT = 64
 
 FREEZE_S = 5.0
 """Without a word from any of its streams and from ``/health`` for so long a backend is frozen."""
+
+QUIET_CHECKS = 2.0
+"""Health checks. A backend that has been silent for so long was frozen by what it had by then."""
 
 _log = get_logger(__name__)
 

@@ -15,7 +15,7 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from router_ext.backends.base import Headers, StreamHandle
+from router_ext.backends.base import BackendRefused, Headers, StreamHandle
 from router_ext.core.actions import Dispatch
 from router_ext.core.events import Failed, RequestSpec
 from router_ext.errors import FairlaneError, UpstreamFailed
@@ -59,20 +59,24 @@ class Opening:
 
 
 class UpstreamGeneration:
-    """Implements ``Generation`` and receives its backend's answer. A defect in reading it ends this request alone."""
+    """Implements ``Generation`` and receives its backend's answer. A defect in reading it ends this request alone.
+
+    Attributes:
+        started_s: instant of the last dispatch. heard_s: of the last bytes since then, 0 before the first.
+    """
 
     __slots__ = (
         "_engine",
         "_failures",
         "_handle",
         "_kv_tokens",
-        "_started_s",
         "_strikes",
         "call",
         "heard_s",
         "member",
         "request_id",
         "spec",
+        "started_s",
         "step",
     )
 
@@ -87,7 +91,7 @@ class UpstreamGeneration:
         self._failures = 0
         self._strikes = 1 if spec.is_suspect else 0
         self._kv_tokens = 0
-        self._started_s = 0.0
+        self.started_s = 0.0
         self.heard_s = 0.0
 
     # --- what differs -----------------------------------------------------------------------------------------------
@@ -138,7 +142,8 @@ class UpstreamGeneration:
         opening = self._open(action)
         self.member = member
         self.step = Step.RUNNING
-        self._started_s = self.heard_s = self._engine.loop.time()
+        self.started_s = self._engine.loop.time()
+        self.heard_s = 0.0
         self._kv_tokens = opening.kv_tokens
         self.call.dispatched(
             member.backend,
@@ -231,7 +236,11 @@ class UpstreamGeneration:
             verdict = self._judged(error)
             if verdict is not None:
                 error, is_final = verdict, True
-        if is_final or self._failures > engine.settings.retry_limit or not self._go_on(error):
+        limit = engine.settings.retry_limit
+        if isinstance(error, BackendRefused):
+            # Nothing came of it for anybody, and where it was is left alone now: all of them may fall in a row.
+            limit += len(engine.backends.members)
+        if is_final or self._failures > limit or not self._go_on(error):
             self.end_with(error)
 
     def _judged(self, error: FairlaneError) -> FairlaneError | None:
@@ -250,8 +259,8 @@ class UpstreamGeneration:
         offender = Offender(call.identity, call.request_id, self.member.backend, self.digest())
         return self._engine.suspects.strike(offender, kind, self._strikes)
 
-    def frozen(self, error: BackendFrozen) -> None:
-        """Its backend has said nothing for too long."""
+    def frozen(self, error: BackendFrozen | BackendRefused) -> None:
+        """Its backend has said nothing for too long (``BackendRefused``: already when this was sent)."""
         if self.step is Step.RUNNING:
             self._broken(error)
 
@@ -286,5 +295,5 @@ class UpstreamGeneration:
             else:
                 handle.abort()
         if self._kv_tokens:
-            self.call.held(self._kv_tokens, self._engine.loop.time() - self._started_s)
+            self.call.held(self._kv_tokens, self._engine.loop.time() - self.started_s)
             self._kv_tokens = 0

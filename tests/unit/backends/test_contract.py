@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from router_ext.backends.base import Backend, BackendTimeout, BackendUnreachable, Headers
+from router_ext.backends.base import Backend, BackendRefused, BackendTimeout, BackendUnreachable, Headers
 from router_ext.backends.fake import Ending, FakeBackend, Script
 from router_ext.backends.tgi import TgiBackend
 from router_ext.errors import UpstreamFailed
@@ -64,6 +64,10 @@ class ByteServer:
     async def start(self) -> None:
         self._server = await asyncio.get_running_loop().create_server(lambda: _Peer(self), "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
+
+    def stop_listening(self) -> None:
+        assert self._server is not None
+        self._server.close()
 
     async def stop(self) -> None:
         assert self._server is not None
@@ -302,6 +306,27 @@ async def test_a_connection_closed_between_two_requests_is_not_a_failure(serve: 
     for _ in range(3):
         assert (await backend.call("GET", "/info")).body == b"{}"
     assert server.connections == 3
+
+
+async def test_a_server_that_dies_of_a_request_on_a_kept_connection_has_not_refused_it(serve: Any) -> None:
+    """Only who was never sent there is innocent of the death for sure."""
+    answered: set[asyncio.Transport] = set()
+
+    def answer(head: bytes, body: bytes, transport: asyncio.Transport) -> None:
+        if transport in answered:
+            server.stop_listening()
+            transport.abort()
+            return
+        answered.add(transport)
+        transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+
+    backend, server = await serve(answer)
+    await backend.call("GET", "/info")
+    with pytest.raises(BackendUnreachable) as caught:
+        await backend.call("GET", "/info")
+    assert not isinstance(caught.value, BackendRefused)
+    with pytest.raises(BackendRefused):
+        await backend.call("GET", "/info")
 
 
 async def test_the_key_goes_in_the_header_and_nowhere_else(serve: Any) -> None:

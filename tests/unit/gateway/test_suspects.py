@@ -26,11 +26,12 @@ BATCH = Script(
 
 
 class Falling(World):
-    """Two backends. What a generation meets is the next of ``fates`` of its prompt's first word; then it is served."""
+    """Two backends, or so many. What a generation meets is the next of ``fates`` of its prompt's first word; then it is
+    served."""
 
-    def __init__(self) -> None:
+    def __init__(self, backends: int = 2) -> None:
         super().__init__()
-        self.setup.backends = [backend(1), backend(2, "two")]
+        self.setup.backends = [backend(1), *(backend(n, f"number {n}") for n in range(2, backends + 1))]
         self.bob = self.setup.key("bob")
         self.fates: dict[str, list[Script]] = {}
         self.sent: list[tuple[str, str]] = []
@@ -153,6 +154,43 @@ async def test_a_frozen_backend_is_left_by_all(world: Falling, monkeypatch: pyte
     assert b"generated_text" in await evil.wait()
     assert [name for name, _ in world.sent][1] != frozen
     assert engine.suspects.strikes[HazardKind.FREEZE] == 1
+
+
+async def test_what_is_sent_to_a_frozen_backend_is_innocent_and_hides_nothing(tmp_path: Path) -> None:
+    """The silence counts from the backend's last word, whatever comes after, and who came later has not caused it."""
+    async with running(tmp_path, Falling(1)) as world:
+        assert isinstance(world, Falling)
+        engine = engine_of(world)
+        (member,) = engine.backends.members.values()
+        world.fates.update(evil=[Script(ending=Ending.HANG)], late=[Script(ending=Ending.HANG)])
+        evil, late = ask(world, "evil"), ask(world, "late", key=world.bob)
+        await until(lambda: len(world.sent) == 2)
+        now = engine.loop.time()
+        first = next(g for g in engine._generations.values() if g.call.identity.tenant == "ten_alice")
+        first.started_s, member.answered_s = now - 5.5, now - 6.0
+        engine.look_for_frozen()
+        assert engine.suspects.strikes[HazardKind.FREEZE] == 1
+        for peer in (evil, late):
+            assert b"generated_text" in await peer.wait()
+        assert [word for _, word in world.sent].count("late") == 2
+
+
+async def test_all_backends_may_be_gone_one_after_the_other(tmp_path: Path) -> None:
+    async with running(tmp_path, Falling(4)) as world:
+        assert isinstance(world, Falling)
+        await until(lambda: len(engine_of(world).backends.up) == 4)
+        world.fates["good"] = [Script(ending=Ending.REFUSED)] * 4
+        assert b"generated_text" in await ask(world, "good").wait()
+        world.fates["good"] = [Script(ending=Ending.REFUSED)] * 99
+        assert b"refused the connection" in await ask(world, "good").wait(), "but not for ever"
+        assert not any(engine_of(world).suspects.strikes.values())
+
+
+async def test_another_seed_makes_no_other_request_of_one_that_goes_whole(world: Falling) -> None:
+    world.fates["evil"] = [DEATH] * 2
+    grammar = {"type": "regex", "value": "[0-9]"}
+    assert b"Backends failed" in await ask(world, "evil", grammar=grammar, seed=1).wait()
+    assert b"This request made 2 backends fail" in await ask(world, "evil", grammar=grammar, seed=2).wait()
 
 
 async def test_a_refusal_ends_with_its_time_and_by_the_operator(
