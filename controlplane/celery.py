@@ -63,9 +63,17 @@ app.conf.update(
             "options": {"expires": 290},
         },
         "training-trim-artifacts": {"task": "controlplane.training.tasks.trim_artifacts", "schedule": 3_600.0},
+        "fleet-forget-cancelled": {
+            "task": "controlplane.fleet.tasks.forget_cancelled",
+            "schedule": 60.0,
+            "options": {"expires": 55},
+        },
+        "fleet-forget-old-hazards": {"task": "controlplane.fleet.tasks.forget_old_hazards", "schedule": 3_600.0},
         "rollout-trim-revisions": {"task": "controlplane.rollout.tasks.trim_revisions", "schedule": 3_600.0},
         "accounts-forget-sessions": {"task": "controlplane.accounts.tasks.forget_sessions", "schedule": 3_600.0},
         "common-forget-idempotency": {"task": "controlplane.common.tasks.forget_idempotency", "schedule": 3_600.0},
     },
 )
-app.autodiscover_tasks([f"controlplane.{name}" for name in ("accounts", "common", "rollout", "usage", "training")])
+app.autodiscover_tasks(
+    [f"controlplane.{name}" for name in ("accounts", "common", "fleet", "rollout", "usage", "training")]
+)

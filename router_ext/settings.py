@@ -83,7 +83,12 @@ class RouterSettings(BaseSettings):
         default=10.0, gt=0, le=120, description="one health answer may wait for a model step"
     )
     health_failures: int = Field(default=3, ge=1, le=100, description="failed checks in a row that make a backend down")
-    retry_limit: int = Field(default=2, ge=0, le=10, description="upstream failures one request may survive")
+    retry_limit: int = Field(
+        default=2,
+        ge=0,
+        le=10,
+        description="failures in a row without a token that a request may survive; 0: none",
+    )
     predictor: bool = Field(default=True, description="run the worker process that predicts output lengths")
     prediction_limit_s: float = Field(
         default=0.005, gt=0, le=0.1, description="a request waits no longer for its prediction, counted from its body"

@@ -10,6 +10,7 @@ from controlplane.accounts.api import TokenViewSet
 from controlplane.api.views import not_found
 from controlplane.audit.api import AuditViewSet
 from controlplane.fleet.api import BackendViewSet, PoliciesView, PoolViewSet, RouterViewSet
+from controlplane.fleet.brakes_api import HazardViewSet, RequestBrakeViewSet
 from controlplane.keys.api import KeyViewSet
 from controlplane.rollout.api import RevisionViewSet
 from controlplane.tenants.api import GroupViewSet, TenantViewSet
@@ -33,6 +34,7 @@ router.register("tiers", TierViewSet, basename="tier")
 router.register("pools", PoolViewSet, basename="pool")
 router.register("backends", BackendViewSet, basename="backend")
 router.register("routers", RouterViewSet, basename="router")
+router.register("hazards", HazardViewSet, basename="hazard")
 router.register("revisions", RevisionViewSet, basename="revision")
 router.register("audit", AuditViewSet, basename="audit")
 router.register("training-jobs", JobViewSet, basename="training-job")
@@ -45,6 +47,11 @@ urlpatterns = [
     path("openapi.json", SpectacularJSONAPIView.as_view(), name="openapi"),
     path("docs", SpectacularSwaggerSplitView.as_view(url_name="openapi"), name="api-docs"),
     path("policies", PoliciesView.as_view(), name="policies"),
+    path(
+        "requests/<path:request_id>/cancel",
+        RequestBrakeViewSet.as_view({"post": "cancel"}),
+        name="request-cancel",
+    ),
     path("requests/<path:request_id>", RequestView.as_view(), name="request"),
     path("predictor/accuracy", AccuracyView.as_view(), name="predictor-accuracy"),
     path("predictor/drift", DriftView.as_view(), name="predictor-drift"),

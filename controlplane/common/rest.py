@@ -16,7 +16,7 @@ from rest_framework.viewsets import GenericViewSet
 from controlplane.common.actor import Actor
 from controlplane.common.errors import Invalid
 from controlplane.common.idempotency import create_once
-from controlplane.common.validation import get_or_not_found
+from controlplane.common.validation import MAX_REASON, get_or_not_found
 
 
 class ProblemSerializer(serializers.Serializer[Any]):
@@ -39,6 +39,16 @@ class StrictSerializer(serializers.Serializer[Any]):
         if isinstance(data, Mapping) and (unknown := sorted(set(data) - set(self.fields))):
             raise serializers.ValidationError({str(name): ["unknown field"] for name in unknown})
         return super().to_internal_value(data)
+
+
+class BrakeSerializer(StrictSerializer):
+    reason = serializers.CharField(max_length=MAX_REASON, help_text="Why; kept in the audit log")
+
+
+class ReleaseSerializer(StrictSerializer):
+    reason = serializers.CharField(
+        max_length=MAX_REASON, required=False, allow_blank=True, default="", help_text="Why; kept in the audit log"
+    )
 
 
 PROBLEMS: dict[tuple[int, str], OpenApiResponse] = {

@@ -59,6 +59,21 @@ class Checks:
             raise Invalid(self.fields)
 
 
+MAX_REASON = 1_000
+
+
+def checked_reason(reason: str, field: str = "reason") -> str:
+    """Why somebody does something, for the audit log: 1 to 1,000 printable characters, white space made single.
+
+    Raises:
+        Invalid: on ``field``.
+    """
+    checks = Checks()
+    reason = checks.text(field, " ".join(reason.split()), MAX_REASON)
+    checks.done()
+    return reason
+
+
 def get_or_not_found(rows: models.QuerySet[M], what: str, public_id: str) -> M:
     """The row of that id, or NotFound naming it."""
     row = rows.filter(pk=public_id).first() if "\0" not in public_id else None

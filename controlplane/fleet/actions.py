@@ -28,6 +28,9 @@ class PoolChanges(TypedDict, total=False):
     policy: str
     scheduling: Mapping[str, Any]
     tokenizer_path: str
+    is_guarded: bool
+    vocabulary: int
+    takes_grammars: bool
 
 
 class BackendChanges(TypedDict, total=False):
@@ -39,6 +42,7 @@ class BackendChanges(TypedDict, total=False):
     is_chunked: bool
     speculate: int
     is_cordoned: bool
+    takes_grammars: bool
     api_key_name: str
 
 
@@ -49,6 +53,9 @@ def pool_fields(pool: Pool) -> dict[str, Any]:
         "policy": pool.policy,
         "scheduling": pool.scheduling,
         "tokenizer_path": pool.tokenizer_path,
+        "is_guarded": pool.is_guarded,
+        "vocabulary": pool.vocabulary,
+        "takes_grammars": pool.takes_grammars,
         "predictor_artifact": pool.predictor_artifact,
         "predictor_digest": pool.predictor_digest,
         "predictor_kind": pool.predictor_kind,
@@ -69,6 +76,8 @@ def backend_fields(backend: Backend) -> dict[str, Any]:
         "is_chunked": backend.is_chunked,
         "speculate": backend.speculate,
         "is_cordoned": backend.is_cordoned,
+        "is_drained": backend.is_drained,
+        "takes_grammars": backend.takes_grammars,
         "api_key_name": backend.api_key_name,
     }
 
@@ -83,6 +92,7 @@ def _check_pool(pool: Pool, words: Sequence[str]) -> None:
     for field, word in [("name", pool.name), *(("aliases", w) for w in words)]:
         if word in RESERVED_WORDS:
             checks.add(field, f"{word!r} means the key's default pool and cannot name one")
+    checks.number("vocabulary", pool.vocabulary, 1, 10_000_000)
     policies = policy_pages()
     if pool.policy not in policies:
         checks.add("policy", f"unknown policy {pool.policy!r} (one of {', '.join(policies)})")
@@ -120,14 +130,26 @@ def create_pool(
     policy: str = "slo-fair",
     scheduling: Mapping[str, Any] | None = None,
     tokenizer_path: str = "",
+    is_guarded: bool = True,
+    vocabulary: int = 131_072,
+    takes_grammars: bool = True,
 ) -> Pool:
     """A pool of servers of one model.
 
     Args:
         name: what a request's ``model`` says. aliases: further words for it.
         scheduling: knobs (``core.config.KNOBS``) by name, where they differ from their defaults.
+        is_guarded, vocabulary, takes_grammars: as of ``PoolRecord``.
     """
-    pool = Pool(name=name, policy=policy, scheduling=dict(scheduling or {}), tokenizer_path=tokenizer_path.strip())
+    pool = Pool(
+        name=name,
+        policy=policy,
+        scheduling=dict(scheduling or {}),
+        tokenizer_path=tokenizer_path.strip(),
+        is_guarded=is_guarded,
+        vocabulary=vocabulary,
+        takes_grammars=takes_grammars,
+    )
     words = [w.strip() for w in aliases]
     _check_pool(pool, words)
     if Pool.objects.filter(name=pool.name).exists():
@@ -257,6 +279,7 @@ def create_backend(
     is_chunked: bool = True,
     speculate: int = 0,
     is_cordoned: bool = False,
+    takes_grammars: bool = True,
     api_key_name: str = "",
 ) -> Backend:
     """A TGI server of ``pool`` (id, name or alias), as its log and flags describe it."""
@@ -273,6 +296,7 @@ def create_backend(
         is_chunked=is_chunked,
         speculate=speculate,
         is_cordoned=is_cordoned,
+        takes_grammars=takes_grammars,
         api_key_name=api_key_name,
     )
     _check_backend(backend)
@@ -293,10 +317,12 @@ def create_backend(
 def update_backend(
     *, actor: Actor, backend_id: str, expected_version: int | None = None, **changes: Unpack[BackendChanges]
 ) -> Backend:
+    """Change some fields of a backend; one that is no longer cordoned is not drained either."""
     backend = lock_version(Backend.objects.select_related("pool"), "backend", backend_id, expected_version)
     before = backend_fields(backend)
     for field, value in changes.items():
         setattr(backend, field, value)
+    backend.is_drained = backend.is_drained and backend.is_cordoned
     _check_backend(backend)
     _refuse_taken_backend(backend)
     save_change(

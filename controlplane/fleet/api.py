@@ -12,8 +12,17 @@ from rest_framework.views import APIView
 
 from controlplane.common.actor import Actor, Scope
 from controlplane.common.errors import Invalid
-from controlplane.common.rest import IDEMPOTENCY_KEY, IF_MATCH, PROBLEMS, StrictSerializer, UseCaseViewSet
-from controlplane.fleet import actions, queries, routers
+from controlplane.common.rest import (
+    IDEMPOTENCY_KEY,
+    IF_MATCH,
+    PROBLEMS,
+    BrakeSerializer,
+    ReleaseSerializer,
+    StrictSerializer,
+    UseCaseViewSet,
+)
+from controlplane.fleet import actions, brakes, queries, routers
+from controlplane.fleet.brakes_api import OccupancySerializer
 from controlplane.fleet.fairness import pool_fairness
 from controlplane.fleet.models import Backend, Pool, Router, RouterStatus
 from router_ext.core.config import KNOBS, Knob
@@ -102,6 +111,18 @@ class PoolChangesSerializer(StrictSerializer):
     policy = serializers.ChoiceField(choices=list(queries.policy_pages()), required=False, help_text="See `policies`")
     scheduling = SchedulingSerializer(required=False)
     tokenizer_path = serializers.CharField(max_length=1_000, required=False, allow_blank=True)
+    is_guarded = serializers.BooleanField(
+        required=False, help_text="Grammars are proven harmless before a backend sees them"
+    )
+    vocabulary = serializers.IntegerField(
+        required=False,
+        min_value=1,
+        max_value=10_000_000,
+        help_text="Tokens of the model, for what a grammar costs; used where there is no tokenizer file",
+    )
+    takes_grammars = serializers.BooleanField(
+        required=False, help_text="False ends what has a grammar, a response format or tools, and refuses more"
+    )
 
 
 class NewPoolSerializer(PoolChangesSerializer):
@@ -123,8 +144,8 @@ class PoolSerializer(serializers.ModelSerializer[Pool]):
     class Meta:
         model = Pool
         fields = [
-            "id", "name", "aliases", "policy", "scheduling", "tokenizer_path", "predictor", "length_model",
-            "version", "created_at", "updated_at",
+            "id", "name", "aliases", "policy", "scheduling", "tokenizer_path", "is_guarded", "vocabulary",
+            "takes_grammars", "predictor", "length_model", "version", "created_at", "updated_at",
         ]  # fmt: skip
 
     def get_aliases(self, pool: Pool) -> list[str]:
@@ -181,6 +202,22 @@ class PoolViewSet(UseCaseViewSet):
     def destroy(self, request: Any, pk: str) -> Response:
         actions.delete_pool(actor=self.actor, pool_id=pk, expected_version=self.expected_version())
         return Response(status=204)
+
+    @extend_schema(request=BrakeSerializer, responses={200: PoolSerializer, **PROBLEMS}, parameters=[IF_MATCH])
+    @action(detail=True, methods=["post"], url_path="stop-grammars")
+    def stop_grammars(self, request: Any, pk: str) -> Response:
+        """End all its requests with a grammar, a response format or tools, and refuse more."""
+        body = self.checked(BrakeSerializer)
+        brakes.stop_grammars(actor=self.actor, pool_id=pk, expected_version=self.expected_version(), **body)
+        return self.shown(self.found(pk))
+
+    @extend_schema(request=ReleaseSerializer, responses={200: PoolSerializer, **PROBLEMS}, parameters=[IF_MATCH])
+    @action(detail=True, methods=["post"], url_path="allow-grammars")
+    def allow_grammars(self, request: Any, pk: str) -> Response:
+        """Take grammars again."""
+        body = self.checked(ReleaseSerializer)
+        brakes.allow_grammars(actor=self.actor, pool_id=pk, expected_version=self.expected_version(), **body)
+        return self.shown(self.found(pk))
 
     @extend_schema(
         responses={200: FairnessSerializer, **PROBLEMS},
@@ -256,7 +293,12 @@ class BackendChangesSerializer(StrictSerializer):
     prefill_budget_tokens = serializers.IntegerField(required=False, min_value=1, max_value=10_000_000)
     is_chunked = serializers.BooleanField(required=False)
     speculate = serializers.IntegerField(required=False, min_value=0, max_value=64)
-    is_cordoned = serializers.BooleanField(required=False, help_text="Runs finish, nothing new is sent there")
+    is_cordoned = serializers.BooleanField(
+        required=False, help_text="Runs finish, nothing new is sent there; false ends a drain as well"
+    )
+    takes_grammars = serializers.BooleanField(
+        required=False, help_text="It is given requests whose answer has a form forced on it"
+    )
     api_key_name = serializers.CharField(
         max_length=100, required=False, allow_blank=True, help_text="Name of a secret of the router's own"
     )
@@ -275,7 +317,8 @@ class BackendSerializer(serializers.ModelSerializer[Backend]):
         model = Backend
         fields = [
             "id", "pool", "name", "url", "kv_tokens", "block_size", "prefill_budget_tokens", "is_chunked",
-            "speculate", "is_cordoned", "api_key_name", "version", "created_at", "updated_at",
+            "speculate", "is_cordoned", "is_drained", "takes_grammars", "api_key_name", "version", "created_at",
+            "updated_at",
         ]  # fmt: skip
 
 
@@ -316,6 +359,28 @@ class BackendViewSet(UseCaseViewSet):
     def destroy(self, request: Any, pk: str) -> Response:
         actions.delete_backend(actor=self.actor, backend_id=pk, expected_version=self.expected_version())
         return Response(status=204)
+
+    @extend_schema(request=BrakeSerializer, responses={200: BackendSerializer, **PROBLEMS}, parameters=[IF_MATCH])
+    @action(detail=True, methods=["post"])
+    def drain(self, request: Any, pk: str) -> Response:
+        """Start nothing new there, and let what runs there go on elsewhere; what cannot be resumed finishes."""
+        body = self.checked(BrakeSerializer)
+        brakes.drain_backend(actor=self.actor, backend_id=pk, expected_version=self.expected_version(), **body)
+        return self.shown(self.found(pk))
+
+    @extend_schema(request=ReleaseSerializer, responses={200: BackendSerializer, **PROBLEMS}, parameters=[IF_MATCH])
+    @action(detail=True, methods=["post"])
+    def uncordon(self, request: Any, pk: str) -> Response:
+        """Give it work again."""
+        body = self.checked(ReleaseSerializer)
+        brakes.uncordon_backend(actor=self.actor, backend_id=pk, expected_version=self.expected_version(), **body)
+        return self.shown(self.found(pk))
+
+    @extend_schema(responses={200: OccupancySerializer, **PROBLEMS})
+    @action(detail=True, methods=["get"])
+    def running(self, request: Any, pk: str) -> Response:
+        """What still runs there, by the routers' last heartbeats."""
+        return Response(OccupancySerializer(brakes.occupancy(actor=self.actor, backend_id=pk)).data)
 
 
 class NewRouterSerializer(StrictSerializer):

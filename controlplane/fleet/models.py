@@ -1,4 +1,4 @@
-"""What serves: pools of TGI servers, and the routers in front of them."""
+"""What serves: pools of TGI servers, the routers in front of them, and what those tell of requests that did harm."""
 
 from __future__ import annotations
 
@@ -20,12 +20,17 @@ def _router_id() -> str:
     return new_id("rtr")
 
 
+def _cancellation_id() -> str:
+    return new_id("cnl")
+
+
 class Pool(Record):
     """The servers of one model; fairness is kept per pool.
 
     ``scheduling``: knobs (``core.config.KNOBS``) by name, where the operator has set them.
     ``predictor_*``: the artifact of empirical quantiles, all empty for the built-in fallback. ``length_model_*``: the
-    trained model promoted for this pool, all empty for none.
+    trained model promoted for this pool, all empty for none. ``is_guarded``, ``vocabulary``, ``takes_grammars``: as of
+    ``PoolRecord``.
     """
 
     id = models.CharField(primary_key=True, max_length=40, default=_pool_id, editable=False)
@@ -33,6 +38,9 @@ class Pool(Record):
     policy = models.CharField(max_length=40, default="slo-fair")
     scheduling = models.JSONField(default=dict, blank=True)
     tokenizer_path = models.TextField(blank=True, default="")
+    is_guarded = models.BooleanField(default=True)
+    vocabulary = models.PositiveIntegerField(default=131_072)
+    takes_grammars = models.BooleanField(default=True)
     predictor_artifact = models.CharField(max_length=40, blank=True, default="")
     predictor_digest = models.CharField(max_length=64, blank=True, default="")
     predictor_kind = models.CharField(max_length=40, blank=True, default="")
@@ -57,6 +65,9 @@ class Pool(Record):
                 name="pool_length_model_whole",
             ),
             models.CheckConstraint(condition=~models.Q(name=""), name="pool_name_given"),
+            models.CheckConstraint(
+                condition=models.Q(vocabulary__gte=1, vocabulary__lte=10_000_000), name="pool_vocabulary_range"
+            ),
         ]
 
     def __str__(self) -> str:
@@ -78,7 +89,10 @@ class ModelName(models.Model):
 
 
 class Backend(Record):
-    """One TGI server, as the operator states it. ``kv_tokens`` empty: the router uses ``/info``'s limit."""
+    """One TGI server, as the operator states it. ``kv_tokens`` empty: the router uses ``/info``'s limit.
+
+    ``is_drained``: besides being cordoned, what runs there goes on elsewhere where it can.
+    """
 
     id = models.CharField(primary_key=True, max_length=40, default=_backend_id, editable=False)
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="backends")
@@ -90,6 +104,8 @@ class Backend(Record):
     is_chunked = models.BooleanField(default=True)
     speculate = models.PositiveIntegerField(default=0)
     is_cordoned = models.BooleanField(default=False)
+    is_drained = models.BooleanField(default=False)
+    takes_grammars = models.BooleanField(default=True)
     api_key_name = models.CharField(max_length=100, blank=True, default="")
 
     class Meta:
@@ -108,6 +124,9 @@ class Backend(Record):
                 name="backend_prefill_budget_range",
             ),
             models.CheckConstraint(condition=models.Q(speculate__lte=64), name="backend_speculate_range"),
+            models.CheckConstraint(
+                condition=models.Q(is_drained=False) | models.Q(is_cordoned=True), name="backend_drained_cordoned"
+            ),
         ]
 
     def __str__(self) -> str:
@@ -154,3 +173,50 @@ class AppliedRevision(models.Model):
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["instance", "revision"], name="applied_once")]
+
+
+class Cancellation(Record):
+    """An operator's word that a running request ends: ``request`` is its id, or that of its event in the books.
+
+    One row for every time it was said, since clients may use an id again. In the snapshot for ``brakes.CANCELLED_FOR``.
+    """
+
+    id = models.CharField(primary_key=True, max_length=40, default=_cancellation_id, editable=False)
+    request = models.TextField()
+    reason = models.TextField()
+    cancelled_by = models.TextField()
+
+
+class Hazard(Record):
+    """A request under which backends fell, as its router tells of it; fields as of ``HazardRecord``.
+
+    ``key``: the public id. ``created_at``: first heard of. ``resolved_by``: who has seen to it, empty while it is open.
+    """
+
+    id = models.TextField(primary_key=True)
+    at = models.DateTimeField()
+    kind = models.TextField()
+    router = models.TextField()
+    pool = models.TextField()
+    backend = models.TextField()
+    tenant = models.TextField()
+    key = models.TextField()
+    request = models.TextField()
+    digest = models.TextField()
+    refused_until = models.DateTimeField()
+    resolved_at = models.DateTimeField(null=True)
+    resolved_by = models.TextField(blank=True, default="")
+    note = models.TextField(blank=True, default="")
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                condition=models.Q(resolved_at__isnull=True, resolved_by="")
+                | (models.Q(resolved_at__isnull=False) & ~models.Q(resolved_by="")),
+                name="hazard_resolved_whole",
+            )
+        ]
+        indexes = [
+            models.Index(fields=["id"], name="hazard_open", condition=models.Q(resolved_at__isnull=True)),
+            models.Index(fields=["at"], name="hazard_by_time"),
+        ]

@@ -101,6 +101,9 @@ def pool_records() -> list[PoolRecord]:
             scheduling={**p.scheduling, "policy": p.policy},
             backends=[_backend_record(b) for b in p.backends.all()],
             tokenizer_path=p.tokenizer_path or None,
+            is_guarded=p.is_guarded,
+            vocabulary=p.vocabulary,
+            takes_grammars=p.takes_grammars,
             predictor=_artifact_record(p.predictor_artifact, p.predictor_digest, p.predictor_kind),
             length_model=_artifact_record(p.length_model_artifact, p.length_model_digest, p.length_model_kind),
         )
@@ -123,5 +126,7 @@ def _backend_record(b: Backend) -> BackendRecord:
         is_chunked=b.is_chunked,
         speculate=b.speculate,
         is_cordoned=b.is_cordoned,
+        is_drained=b.is_drained,
+        takes_grammars=b.takes_grammars,
         api_key_name=b.api_key_name or None,
     )

@@ -17,6 +17,7 @@ from controlplane.common.errors import Conflict
 from controlplane.common.use_case import use_case
 from controlplane.common.validation import Checks, lock_version
 from controlplane.common.valkey import UNAVAILABLE, valkey
+from controlplane.fleet.hazards import take_hazards
 from controlplane.fleet.models import AppliedRevision, Router, RouterStatus
 from controlplane.fleet.queries import HEARTBEAT_KEY
 from router_ext.wire.controlplane import Heartbeat
@@ -88,11 +89,12 @@ def authenticate_router(header: str) -> Router | None:
 
 
 def take_heartbeat(*, router: Router, heartbeat: Heartbeat) -> None:
-    """Keep the live picture in Valkey, and a summary row that is written on change or every ten seconds."""
+    """Keep the live picture in Valkey, a summary row that is written on change or every ten seconds, and hazards."""
     try:
         valkey().set(HEARTBEAT_KEY + heartbeat.router, msgspec.json.encode(heartbeat), ex=HEARTBEAT_TTL_S)
     except UNAVAILABLE:
         logger.warning("heartbeat.valkey_unavailable")
+    take_hazards(heartbeat)
     last = RouterStatus.objects.filter(pk=heartbeat.router).first()
     instant = utc_now()
     is_changed = (

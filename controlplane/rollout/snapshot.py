@@ -9,6 +9,7 @@ import msgspec
 
 from controlplane.common.clock import to_us
 from controlplane.common.errors import ConfigRefused
+from controlplane.fleet.brakes import cancelled_ids
 from controlplane.fleet.queries import pool_records
 from controlplane.keys.queries import key_records
 from controlplane.tenants.queries import group_records, tenant_records
@@ -30,6 +31,7 @@ def build_snapshot(*, revision: int, published_at: datetime) -> ConfigSnapshot:
         tenants=tenant_records(),
         keys=key_records(),
         groups=group_records(),
+        cancelled=cancelled_ids(),
     )
     return msgspec.structs.replace(snapshot, digest=snapshot_digest(snapshot))
 

@@ -12,7 +12,7 @@ from controlplane.audit.actions import delete_change, record, save_change
 from controlplane.common.actor import Actor
 from controlplane.common.errors import Conflict
 from controlplane.common.use_case import mark_config_changed, use_case
-from controlplane.common.validation import Checks, lock_version
+from controlplane.common.validation import Checks, checked_reason, lock_version
 from controlplane.tenants.models import Group, Tenant, TenantState, TenantTier
 from controlplane.tenants.queries import find_group, tier_names
 from controlplane.tiers.models import Tier
@@ -157,6 +157,39 @@ def update_tenant(
         before=before,
         after=tenant_fields(tenant),
         publish=f"tenant {tenant.slug} updated",
+    )
+    return tenant
+
+
+@use_case()
+def stop_tenant(*, actor: Actor, tenant_id: str, reason: str, expected_version: int | None = None) -> Tenant:
+    """End everything a tenant runs or has waiting, and take nothing new; stopping again changes nothing."""
+    return _brake(actor, tenant_id, expected_version, TenantState.STOPPED, "stopped", checked_reason(reason))
+
+
+@use_case()
+def resume_tenant(*, actor: Actor, tenant_id: str, reason: str = "", expected_version: int | None = None) -> Tenant:
+    """Let a stopped or suspended tenant go on."""
+    said = checked_reason(reason) if reason else ""
+    return _brake(actor, tenant_id, expected_version, TenantState.ACTIVE, "resumed", said)
+
+
+def _brake(
+    actor: Actor, tenant_id: str, expected_version: int | None, state: TenantState, how: str, reason: str
+) -> Tenant:
+    tenant = lock_version(Tenant.objects.all(), "tenant", tenant_id, expected_version)
+    if tenant.state == state:
+        return tenant
+    before = tenant_fields(tenant)
+    tenant.state = state
+    save_change(
+        tenant,
+        actor=actor,
+        action=f"tenant.{how}",
+        tenant=tenant.id,
+        before=before,
+        after={**tenant_fields(tenant), "reason": reason},
+        publish=f"tenant {tenant.slug} {how}",
     )
     return tenant
 

@@ -6,9 +6,18 @@ from typing import Any
 
 from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_view
 from rest_framework import serializers
+from rest_framework.decorators import action
 from rest_framework.response import Response
 
-from controlplane.common.rest import IDEMPOTENCY_KEY, IF_MATCH, PROBLEMS, StrictSerializer, UseCaseViewSet
+from controlplane.common.rest import (
+    IDEMPOTENCY_KEY,
+    IF_MATCH,
+    PROBLEMS,
+    BrakeSerializer,
+    ReleaseSerializer,
+    StrictSerializer,
+    UseCaseViewSet,
+)
 from controlplane.tenants import actions, queries
 from controlplane.tenants.models import Group, Tenant, TenantState
 
@@ -97,6 +106,22 @@ class TenantViewSet(UseCaseViewSet):
     def partial_update(self, request: Any, pk: str) -> Response:
         changes: Any = self.checked(TenantChangesSerializer, is_partial=True)
         actions.update_tenant(actor=self.actor, tenant_id=pk, expected_version=self.expected_version(), **changes)
+        return self.shown(self.found(pk))
+
+    @extend_schema(request=BrakeSerializer, responses={200: TenantSerializer, **PROBLEMS}, parameters=[IF_MATCH])
+    @action(detail=True, methods=["post"])
+    def stop(self, request: Any, pk: str) -> Response:
+        """End all its requests at once, and refuse more."""
+        body = self.checked(BrakeSerializer)
+        actions.stop_tenant(actor=self.actor, tenant_id=pk, expected_version=self.expected_version(), **body)
+        return self.shown(self.found(pk))
+
+    @extend_schema(request=ReleaseSerializer, responses={200: TenantSerializer, **PROBLEMS}, parameters=[IF_MATCH])
+    @action(detail=True, methods=["post"])
+    def resume(self, request: Any, pk: str) -> Response:
+        """Let a stopped or suspended tenant go on."""
+        body = self.checked(ReleaseSerializer)
+        actions.resume_tenant(actor=self.actor, tenant_id=pk, expected_version=self.expected_version(), **body)
         return self.shown(self.found(pk))
 
 

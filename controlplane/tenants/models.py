@@ -36,8 +36,11 @@ class Group(Record):
 
 
 class TenantState(models.TextChoices):
+    """``suspended``: nothing new is taken; ``stopped``: what runs ends as well."""
+
     ACTIVE = "active"
     SUSPENDED = "suspended"
+    STOPPED = "stopped"
 
 
 class Tenant(Record):

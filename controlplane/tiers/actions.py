@@ -19,6 +19,7 @@ class TierChanges(TypedDict, total=False):
     rank: int
     ttft_target_s: float | None
     max_queue_wait_s: float | None
+    grammar_stall_s: float | None
 
 
 def tier_fields(tier: Tier) -> dict[str, Any]:
@@ -27,6 +28,7 @@ def tier_fields(tier: Tier) -> dict[str, Any]:
         "rank": tier.rank,
         "ttft_target_s": tier.ttft_target_s,
         "max_queue_wait_s": tier.max_queue_wait_s,
+        "grammar_stall_s": tier.grammar_stall_s,
     }
 
 
@@ -38,6 +40,7 @@ def _check(tier: Tier) -> None:
     checks.number("rank", tier.rank, 0, 10_000)
     checks.number("ttft_target_s", tier.ttft_target_s, 0, 3_600, is_low_open=True)
     checks.number("max_queue_wait_s", tier.max_queue_wait_s, 0, 86_400, is_low_open=True)
+    checks.number("grammar_stall_s", tier.grammar_stall_s, 0, 60)
     checks.done()
 
 
@@ -49,9 +52,16 @@ def create_tier(
     rank: int,
     ttft_target_s: float | None = None,
     max_queue_wait_s: float | None = None,
+    grammar_stall_s: float | None = None,
 ) -> Tier:
     """A tier; tenants get it by name. Its name stays for good, since the books name it."""
-    tier = Tier(name=name, rank=rank, ttft_target_s=ttft_target_s, max_queue_wait_s=max_queue_wait_s)
+    tier = Tier(
+        name=name,
+        rank=rank,
+        ttft_target_s=ttft_target_s,
+        max_queue_wait_s=max_queue_wait_s,
+        grammar_stall_s=grammar_stall_s,
+    )
     _check(tier)
     if Tier.objects.filter(name=name).exists():
         raise Conflict(f"a tier {name!r} exists")

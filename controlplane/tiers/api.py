@@ -17,6 +17,13 @@ class TierChangesSerializer(StrictSerializer):
     rank = serializers.IntegerField(help_text="Smaller goes first inside a tenant", min_value=0, max_value=10_000)
     ttft_target_s = serializers.FloatField(required=False, allow_null=True, help_text="Time to first token, seconds")
     max_queue_wait_s = serializers.FloatField(required=False, allow_null=True)
+    grammar_stall_s = serializers.FloatField(
+        required=False,
+        allow_null=True,
+        min_value=0,
+        max_value=60,
+        help_text="Seconds a new grammar may stall a backend; null: 2, 0: no new grammars",
+    )
 
 
 class NewTierSerializer(TierChangesSerializer):
@@ -26,7 +33,10 @@ class NewTierSerializer(TierChangesSerializer):
 class TierSerializer(serializers.ModelSerializer[Tier]):
     class Meta:
         model = Tier
-        fields = ["id", "name", "rank", "ttft_target_s", "max_queue_wait_s", "version", "created_at", "updated_at"]
+        fields = [
+            "id", "name", "rank", "ttft_target_s", "max_queue_wait_s", "grammar_stall_s", "version", "created_at",
+            "updated_at",
+        ]  # fmt: skip
 
 
 @extend_schema_view(

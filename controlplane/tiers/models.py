@@ -13,13 +13,17 @@ def _tier_id() -> str:
 
 
 class Tier(Record):
-    """A tier; its name is its public reference and never changes, because the books name it."""
+    """A tier; its name is its public reference and never changes, because the books name it.
+
+    ``grammar_stall_s``: seconds a new grammar may stall a backend; None: the routers' default of 2, 0: none is taken.
+    """
 
     id = models.CharField(primary_key=True, max_length=40, default=_tier_id, editable=False)
     name = models.SlugField(max_length=40, unique=True)
     rank = models.PositiveIntegerField()
     ttft_target_s = models.FloatField(null=True, blank=True)
     max_queue_wait_s = models.FloatField(null=True, blank=True)
+    grammar_stall_s = models.FloatField(null=True, blank=True)
 
     class Meta:
         constraints = [
@@ -33,6 +37,11 @@ class Tier(Record):
                 condition=models.Q(max_queue_wait_s__isnull=True)
                 | models.Q(max_queue_wait_s__gt=0, max_queue_wait_s__lte=86_400),
                 name="tier_max_queue_wait_range",
+            ),
+            models.CheckConstraint(
+                condition=models.Q(grammar_stall_s__isnull=True)
+                | models.Q(grammar_stall_s__gte=0, grammar_stall_s__lte=60),
+                name="tier_grammar_stall_range",
             ),
         ]
 

@@ -26,6 +26,12 @@ def find_tiers(names: Sequence[str]) -> tuple[list[Tier], list[str]]:
 def tier_records() -> list[TierRecord]:
     """The tiers of a snapshot."""
     return [
-        TierRecord(name=t.name, rank=t.rank, ttft_target_s=t.ttft_target_s, max_queue_wait_s=t.max_queue_wait_s)
+        TierRecord(
+            name=t.name,
+            rank=t.rank,
+            ttft_target_s=t.ttft_target_s,
+            max_queue_wait_s=t.max_queue_wait_s,
+            grammar_stall_s=t.grammar_stall_s,
+        )
         for t in Tier.objects.order_by("rank", "name")
     ]

@@ -18,6 +18,7 @@ from controlplane.common.actor import Actor, Scope
 from controlplane.common.clock import utc_now
 from controlplane.common.errors import Invalid, NotFound
 from controlplane.common.rest import IDEMPOTENCY_KEY, PROBLEMS, StrictSerializer, UseCaseViewSet
+from controlplane.common.validation import MAX_REASON
 from controlplane.fleet.models import Pool
 from controlplane.fleet.queries import find_pool, live_heartbeats
 from controlplane.training import actions, promotion, queries
@@ -176,7 +177,7 @@ class ArtifactViewSet(UseCaseViewSet):
 class NewPromotionSerializer(StrictSerializer):
     pool = serializers.CharField(max_length=200, help_text="Id, name or alias")
     artifact = serializers.CharField(max_length=40)
-    reason = serializers.CharField(max_length=promotion.MAX_REASON)
+    reason = serializers.CharField(max_length=MAX_REASON)
     despite_gate = serializers.BooleanField(
         required=False, default=False, help_text="Promote it although it did not pass the gate"
     )
@@ -184,7 +185,7 @@ class NewPromotionSerializer(StrictSerializer):
 
 class ChangeOfModelSerializer(StrictSerializer):
     pool = serializers.CharField(max_length=200, help_text="Id, name or alias")
-    reason = serializers.CharField(max_length=promotion.MAX_REASON)
+    reason = serializers.CharField(max_length=MAX_REASON)
 
 
 class PromotionSerializer(serializers.ModelSerializer[Promotion]):

@@ -9,12 +9,10 @@ from __future__ import annotations
 from controlplane.common.actor import Actor
 from controlplane.common.errors import Conflict
 from controlplane.common.use_case import use_case
-from controlplane.common.validation import Checks, get_or_not_found
+from controlplane.common.validation import checked_reason, get_or_not_found
 from controlplane.fleet.actions import set_pool_length_model
 from controlplane.fleet.models import Pool
 from controlplane.training.models import Artifact, Evaluation, JobKind, Promotion, PromotionAction
-
-MAX_REASON = 1_000
 
 
 def current_promotion(pool_id: str) -> Promotion | None:
@@ -34,7 +32,7 @@ def promote(*, actor: Actor, pool_id: str, artifact_id: str, reason: str, despit
     Raises:
         Conflict: it serves already, is no trained model, its bytes are gone, or it did not pass and nobody insisted.
     """
-    reason = _checked(reason)
+    reason = checked_reason(reason)
     pool = get_or_not_found(Pool.objects.select_for_update(), "pool", pool_id)
     artifact = get_or_not_found(Artifact.objects.defer("body"), "artifact", artifact_id)
     if artifact.kind != JobKind.MIXTURE:
@@ -63,7 +61,7 @@ def promote(*, actor: Actor, pool_id: str, artifact_id: str, reason: str, despit
 @use_case()
 def roll_back(*, actor: Actor, pool_id: str, reason: str = "rolled back") -> Promotion:
     """Bring back what served the pool before its present model, which may be none; again goes one further back."""
-    reason = _checked(reason)
+    reason = checked_reason(reason)
     pool = get_or_not_found(Pool.objects.select_for_update(), "pool", pool_id)
     current = current_promotion(pool.id)
     if current is None or (current.restores is None and current.artifact is None):
@@ -85,7 +83,7 @@ def roll_back(*, actor: Actor, pool_id: str, reason: str = "rolled back") -> Pro
 @use_case()
 def demote(*, actor: Actor, pool_id: str, reason: str) -> Promotion:
     """Let no trained model serve the pool: its routers predict with the empirical quantiles."""
-    reason = _checked(reason)
+    reason = checked_reason(reason)
     pool = get_or_not_found(Pool.objects.select_for_update(), "pool", pool_id)
     if not pool.length_model_artifact:
         raise Conflict(f"no trained model serves pool {pool.name}")
@@ -97,13 +95,6 @@ def demote(*, actor: Actor, pool_id: str, reason: str) -> Promotion:
         restores=current_promotion(pool.id),
         reason=reason,
     )
-
-
-def _checked(reason: str) -> str:
-    checks = Checks()
-    reason = checks.text("reason", " ".join(reason.split()), MAX_REASON)
-    checks.done()
-    return reason
 
 
 def _change(

@@ -52,6 +52,7 @@ _REASONS = {
     Standing.PICK: "in turn: its tenant has received the least service for its weight",
     Standing.BACKFILL: "behind the request in turn, which waits: takes only what that one leaves",
     Standing.HEAD: "in turn: first in the order of the policy",
+    Standing.ONWARD: "goes on: its slice ended here, where its prompt is still held",
 }
 
 _STEPS = {
@@ -209,6 +210,7 @@ class Books:
                 cap=request.max_new_tokens,
                 most=TGI_NEW_TOKENS_CAP,
                 price=self.kv_price.ratio,
+                kept=self.kv_price.onward,
             )
         request.preferred_slice_tokens = max(LEAST_SLICE, rest)
         request.slice_level = 1.0 - survival.beyond(produced + rest) / survival.beyond(produced)
@@ -258,6 +260,9 @@ class Books:
                 request.queue.remove(request)
             request.lane.num_open -= 1
             lane.num_open += 1
+            if request.backend is not None:
+                request.lane.held_tokens -= request.held_tokens
+                lane.held_tokens += request.held_tokens
             request.lane = lane
             if is_in_line:
                 request.queue.add(request)
@@ -276,8 +281,10 @@ class Books:
             if request.backend is not None:
                 if request.tenant is not member:
                     request.tenant.num_running -= 1
+                    request.tenant.held_tokens -= request.held_tokens
                 if member.unit is not member:
                     member.unit.num_running += 1
+                    member.unit.held_tokens += request.held_tokens
             request.tenant = member.unit
 
     def _join_line(self, request: Request, *, at_front: bool = False) -> None:
@@ -343,7 +350,11 @@ class Books:
         """
         request.output_tokens = max(0, request.output_tokens - dropped)
         request.recomputed_tokens += dropped
+        # What the slice sent is what its backend holds; of what it wrote nothing.
+        request.kept_tokens = 0
         if next_prompt > 0:
+            if trigger is Trigger.SLICE_END:
+                request.kept_tokens = min(request.input_tokens, next_prompt - 1)
             request.input_tokens = next_prompt
         request.is_resumed = True
         if request.cut_tokens and trigger is not Trigger.PREEMPTED:
@@ -382,6 +393,16 @@ class Books:
         request.slice_tokens = new_tokens
         request.slice_output = 0
         request.sampled_output = 0
+        is_onward = standing is Standing.ONWARD
+        if not is_onward:
+            request.kept_tokens = 0
+        if request.is_resumed:
+            self.kv_price.observe_resumed(is_onward=is_onward)
+        held = request.held_tokens = blocks * backend.block_size
+        tenant.held_tokens += held
+        if tenant.unit is not tenant:
+            tenant.unit.held_tokens += held
+        request.lane.held_tokens += held
         backend.start(request, blocks, now)
         if request.cut_tokens:
             self.waste.resumed(request)
@@ -529,10 +550,14 @@ class Books:
         backend.stop(request)
         request.backend = None
         request.last_backend = backend
+        held = request.held_tokens
+        request.lane.held_tokens -= held
+        request.member.held_tokens -= held
         request.member.num_running -= 1
         tenant = request.tenant
         if tenant is not request.member:
             tenant.num_running -= 1
+            tenant.held_tokens -= held
         self.num_running -= 1
         if request.expected_rest:
             # What rounding leaves of a sum must not outlive its last part.

@@ -17,6 +17,7 @@ from router_ext.core.explain import Gate, note_blocked
 from router_ext.core.fairness.base import FairnessPolicy, Standing
 from router_ext.core.fairness.counters import Counters
 from router_ext.core.fleet import Fleet
+from router_ext.core.lifecycle import State
 from router_ext.core.placement import Claims, Placement
 from router_ext.core.preemption import Preemption
 from router_ext.core.queues import Tenant
@@ -205,6 +206,33 @@ class Decider:
             candidates.close()
         return held_by
 
+    def slice_ended(self, request: Request, now: float, actions: list[Action]) -> None:
+        """A request waits for its next slice: it goes on at once, where the last one ended, if it may.
+
+        TGI keeps the prompt of a slice that has ended in KV that nobody has reserved, which in a full pool is not for
+        long: at the request's next turn it would be computed again. So the request goes ahead of whoever is in turn, as
+        it would have if its slice had been longer, as far as the policy's bounds leave room
+        (``FairnessPolicy.may_go_on``). Where running work is being cut for somebody, that one goes first.
+        """
+        backend = request.last_backend
+        if backend is None or not backend.is_usable or backend.cut or backend.closing:
+            return
+        if request.state is not State.QUEUED or request.parked_s is not None:
+            return
+        new_tokens = request.slice_busy if self._room.count > 1 else request.slice_idle
+        if not self._policy.may_go_on(request, request.input_tokens + new_tokens, now):
+            return
+        gates = self._gates
+        gates.note_slice_end(new_tokens)
+        gates.tightest_target_s = self._tiers.tightest_target_s
+        options, _ = self.placement.options(request, new_tokens, [backend], is_urgent=False, is_onward=True)
+        if options:
+            self._start(request, Standing.ONWARD, new_tokens, options, now, actions)
+
+    def finished(self) -> None:
+        """An answer is complete."""
+        self._gates.note_slice_end(0)
+
     def _shrink(
         self, request: Request, free: int, new_tokens: int, *, is_urgent: bool
     ) -> tuple[int, list[tuple[Backend, int]] | None]:
@@ -234,7 +262,8 @@ class Decider:
         if new_tokens < request.slice_busy:
             self._budget.spend(request, new_tokens)
         backend, blocks = self.placement.choose(request, options)
-        dispatch = self._books.dispatch(request, standing, backend, blocks, new_tokens, now, num_options=len(options))
+        num_options = 0 if standing is Standing.ONWARD else len(options)
+        dispatch = self._books.dispatch(request, standing, backend, blocks, new_tokens, now, num_options=num_options)
         actions.append(dispatch)
         if request.queue.ttft_target_s is not None:
             self._gates.note_urgent(blocks * backend.block_size)

@@ -167,6 +167,13 @@ def _running(
         count = sum(1 for request in running if request.member is tenant)
         if count != tenant.num_running:
             yield f"{tenant_id}: counts {tenant.num_running} running, {count} are"
+        held = sum(request.held_tokens for request in running if request.member is tenant)
+        if held != tenant.held_tokens:
+            yield f"{tenant_id}: counts {tenant.held_tokens} tokens held, {held} are"
+    for lane in {request.lane for request in requests.values()}:
+        held = sum(request.held_tokens for request in running if request.lane is lane)
+        if held != lane.held_tokens:
+            yield f"lane of {lane.key}: counts {lane.held_tokens} tokens held, {held} are"
     for backend_id, backend in backends.items():
         here = [request for request in running if request.backend is backend]
         if len(here) != backend.num_running or sum(r.num_sequences for r in here) != backend.seats:
@@ -210,6 +217,8 @@ def _groups(
             yield f"group {name}: weights of those that wait do not sum up to {group.waiting_weight}"
         if group.num_running != sum(t.num_running for t in group.tenants.values()):
             yield f"group {name}: counts {group.num_running} running"
+        if group.held_tokens != sum(t.held_tokens for t in group.tenants.values()):
+            yield f"group {name}: counts {group.held_tokens} tokens held"
         if group.by_rank and {id(q) for q in group.by_rank} != {
             id(q) for t in group.tenants.values() for q in t.by_rank
         }:

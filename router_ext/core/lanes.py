@@ -51,10 +51,11 @@ class Lane:
     Attributes:
         key: whose lane it is; None for the lane of agents.
         counter: service charged to requests of this lane, lifts included. since: see ``siblings``.
-        num_open: requests that wait or run. queued_tokens: predicted output of those that wait.
+        num_open: requests that wait or run. held_tokens: KV that its running slices reserved when they started.
+            queued_tokens: predicted output of those that wait.
     """
 
-    __slots__ = ("counter", "key", "line", "num_open", "queued_tokens", "since")
+    __slots__ = ("counter", "held_tokens", "key", "line", "num_open", "queued_tokens", "since")
 
     def __init__(self, key: KeyId | None, line: Line) -> None:
         self.key = key
@@ -62,6 +63,7 @@ class Lane:
         self.counter = 0.0
         self.since = 0
         self.num_open = 0
+        self.held_tokens = 0
         self.queued_tokens = 0
 
 

@@ -43,7 +43,7 @@ class Placement:
         self._backends = backends
 
     def options(
-        self, request: Request, new_tokens: int, usable: list[Backend], *, is_urgent: bool
+        self, request: Request, new_tokens: int, usable: list[Backend], *, is_urgent: bool, is_onward: bool = False
     ) -> tuple[list[tuple[Backend, int]], Gate]:
         """Backends where the request may start now, with the blocks it takes, and the last gate that said no."""
         found: list[tuple[Backend, int]] = []
@@ -72,7 +72,7 @@ class Placement:
                     gate = Gate.CONCURRENCY
                 continue
             if not is_urgent:
-                closed = self._gates.check(backend, request, blocks, usable)
+                closed = self._gates.check(backend, request, blocks, usable, is_onward=is_onward)
                 if closed:
                     if gate < closed:
                         gate = closed

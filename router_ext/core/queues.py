@@ -196,6 +196,7 @@ class Tenant:
         expected_rest: predicted service of a unit's running slices, kept while the decision key counts it.
         aging_credit: admissions owed to aged requests of lower tiers.
         habits: what its last agents were like (``core.agents``).
+        held_tokens: KV that its running slices reserved when they started, of a group that of its members.
         num_queued, num_parked: all that wait, and those of them that are parked.
     """
 
@@ -207,6 +208,7 @@ class Tenant:
         "counter",
         "expected_rest",
         "habits",
+        "held_tokens",
         "is_configured",
         "max_queued",
         "num_dispatched",
@@ -239,6 +241,7 @@ class Tenant:
         self.num_queued = 0
         self.num_parked = 0
         self.num_running = 0
+        self.held_tokens = 0
         self.num_dispatched = 0
         self.queued_tokens = 0
         self.prompt_tokens = 0

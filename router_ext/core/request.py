@@ -44,6 +44,8 @@ class Request:
         cached_tokens: tokens of the running slice's input that its backend probably held already (``core.prefix``).
         grammar, stall_s: what forces its answer's form, and how long a backend stalls that compiles it. has_paid_stall:
             its tenant was charged for one. is_suspect: it may have felled a backend (``core.exposure``).
+        held_tokens: KV that the running slice reserved when it started.
+        kept_tokens: tokens of its input that its backend still holds if it goes on at once (``Decider.slice_ended``).
         agent: the agent it is a call of, under policies that order agents (``core.agents``).
         is_stuck: no backend that may be given work could hold its next slice (``core.slicing``).
         parked_s: since when it waits outside the order for such a backend, None if it does not.
@@ -73,12 +75,14 @@ class Request:
         "first_token_s",
         "grammar",
         "has_paid_stall",
+        "held_tokens",
         "input_tokens",
         "is_charged",
         "is_resumed",
         "is_sliceable",
         "is_stuck",
         "is_suspect",
+        "kept_tokens",
         "key",
         "lane",
         "last_backend",
@@ -190,6 +194,8 @@ class Request:
         self.sampled_output = 0
         self.release_at_s = 0.0
         self.expected_rest = 0.0
+        self.held_tokens = 0
+        self.kept_tokens = 0
         self.weight_tokens = 0
         self.standing = 0
         self.mark: WaitMark | None = None

@@ -215,6 +215,7 @@ class Scheduler:
         advance(request.state, Trigger.SLICE_END)
         self._leave(request, now).free(request.ticket)
         self._resume(request, event, Trigger.SLICE_END, now, actions)
+        self._decider.slice_ended(request, now, actions)
         self._decider.decide(now, actions)
 
     def _on_preempted(self, event: Preempted, now: float, actions: list[Action]) -> None:
@@ -235,6 +236,7 @@ class Scheduler:
         else:
             self._leave_early(request, now)
         self._books.end(request, state, now)
+        self._decider.finished()
         self._decider.decide(now, actions)
 
     def _on_failed(self, event: Failed, now: float, actions: list[Action]) -> None:

@@ -1,10 +1,12 @@
 """How long a slice of a request with a predicted distribution is: the cheapest way to hold KV for it.
 
 A slice of ``s`` tokens holds ``input + s`` tokens of KV while it runs, whatever of it gets written; if it ends before
-the answer does, input and output so far are processed again. Both take time of a backend from others. With ``price``,
-what a KV token held for one step costs, counted in tokens processed again, the rest of an answer of ``k`` tokens costs
+the answer does, what it wrote is processed again, and what it was sent too, unless the request goes on in place, as a
+share ``kept`` of them does (``Decider.slice_ended``). Both take time of a backend from others. With ``price``, what a
+KV token held for one step costs, counted in tokens processed again, the rest of an answer of ``k`` tokens costs
 
-    C(k) = min over s of  price * (input + k + s) * E[steps of the slice]  +  P(it goes on) * (input + k + s + C(k + s))
+    C(k) = min over s of  price * (input + k + s) * E[steps of the slice]
+                          + P(it goes on) * ((1 - kept) * (input + k) + s + _SLICE_TOKENS + C(k + s))
 
 So a slice is the critical fractile p* = c_u / (c_u + c_o) of what is left, with the two costs as they are for this
 request: higher where a long input would be sent again, lower where a short one would, or where nobody knows how long
@@ -19,9 +21,7 @@ Price: a backend with full KV gains by KV that more sequences share the part of 
     c_u = 1 / prefill rate                backend seconds per token processed again
     price = c_o / c_u                     of what was observed lately
 
-Cost: O(lengths at which slices may end), some twenty. For a length at which a slice begins, its cost by where it ends
-is a line over the steps so far; the cheapest lies on the lower envelope of these lines, which is walked once. All ends
-are tried only where the longest slice forbids that one.
+Cost: O(n^2) for n lengths at which slices may end, some twenty, less what no end beyond can make cheaper.
 
 Source: critical fractile of quantile reservation. The program over slices is ours.
 """
@@ -34,6 +34,10 @@ _SHARED = 0.4
 """The part of a step that sequences share: half with Llama-2-7B on an A10G with full KV, 0.3 where steps are mostly
 context. Learned from steps it would be noise, for full backends run much the same number of sequences. A price off by
 half costs a tenth of what slices gain (``fairlane simulate trace --lengths``)."""
+
+_SLICE_TOKENS = 64
+"""What a slice costs beside: a request more, and a pause in a client's stream. Without it there are twice as many
+slices for no more throughput; with twice as much, throughput is up to 1% less."""
 
 _START = 0.004
 """Price before speeds were observed: of servers like those."""
@@ -50,6 +54,8 @@ _MOST_PIECES = 6
 _TAIL = 1.25
 """Beyond the quantiles each length at which slices may end is so many times the one before."""
 
+_NEVER = float("inf")
+
 
 class KvPrice:
     """What KV costs in one pool, see the module.
@@ -58,16 +64,22 @@ class KvPrice:
         ratio: the price.
         resent_s, held_s: ``c_u`` and ``c_o``; None before they were observed.
         level: quantile of what was left, mean over the last slices; 1 before the first.
+        onward: share of the continuations that went on in place lately.
     """
 
-    __slots__ = ("_count", "held_s", "level", "ratio", "resent_s")
+    __slots__ = ("_count", "held_s", "level", "onward", "ratio", "resent_s")
 
     def __init__(self) -> None:
         self.ratio = _START
         self.resent_s: float | None = None
         self.held_s: float | None = None
         self.level = 1.0
+        self.onward = 0.0
         self._count = 0
+
+    def observe_resumed(self, *, is_onward: bool) -> None:
+        """A request starts that ran before."""
+        self.onward += (1.0 - _KEEP) * (is_onward - self.onward)
 
     def observe(self, *, step_s: float, prefill_rate: float | None, kv_tokens: int, level: float) -> None:
         """A slice starts at a level, on a backend with so much KV, such steps and so many prompt tokens per second."""
@@ -83,12 +95,14 @@ class KvPrice:
         self.ratio = self.held_s / self.resent_s
 
 
-def cheapest(survival: Survival, *, prompt_tokens: int, produced: int, cap: int, most: int, price: float) -> int:
+def cheapest(
+    survival: Survival, *, prompt_tokens: int, produced: int, cap: int, most: int, price: float, kept: float = 0.0
+) -> int:
     """New tokens of the next slice, at least 1 and at most ``most``.
 
     Args:
         prompt_tokens: of the client. produced: output so far, below ``cap``, at which the answer ends at the latest.
-        most: longest slice. price: see the module.
+        most: longest slice. price, kept: see the module.
     """
     ends, left = _ends(survival, produced, cap, most)
     last = len(ends) - 1
@@ -98,40 +112,25 @@ def cheapest(survival: Survival, *, prompt_tokens: int, produced: int, cap: int,
     for j in range(1, last + 1):
         total += (left[j - 1] + left[j]) / 2.0 * (ends[j] - ends[j - 1])
         steps[j] = total
-    # Lower envelope of y = slope * x + rise, x the steps where a slice begins; begins go down, so do the steps.
-    slopes = [0.0] * (last + 1)
-    rises = [0.0] * (last + 1)
-    hull = [0] * (last + 1)
-    first = size = 0
-    onward = 0.0
+    # Cheapest way on from each length at which a slice may begin, the last first.
+    onward = [0.0] * (last + 1)
     best = last
     for begin in range(last - 1, -1, -1):
-        end = begin + 1
-        held = prompt_tokens + ends[end]
-        slope = slopes[end] = -price * held
-        rise = rises[end] = price * held * steps[end] + left[end] * held + onward
-        while size - first >= 2:
-            a, b = hull[size - 2], hull[size - 1]
-            if (rise - rises[a]) * (slopes[b] - slopes[a]) > (rises[b] - rises[a]) * (slope - slopes[a]):
+        least = _NEVER
+        start = ends[begin]
+        again = (1.0 - kept) * (prompt_tokens + start) + _SLICE_TOKENS
+        for end in range(begin + 1, last + 1):
+            size = ends[end] - start
+            if size > most:
                 break
-            size -= 1
-        hull[size] = end
-        size += 1
-        x = steps[begin]
-        while size - first >= 2:
-            a, b = hull[first], hull[first + 1]
-            if slopes[a] * x + rises[a] <= slopes[b] * x + rises[b]:
+            cost = price * (prompt_tokens + ends[end]) * (steps[end] - steps[begin])
+            if cost >= least:
+                # Longer ones hold more, for longer.
                 break
-            first += 1
-        best = hull[first]
-        if ends[best] - ends[begin] > most:
-            # The longest slice forbids what would be cheapest, and the envelope knows no second best.
-            best, end = end, end + 1
-            while ends[end] - ends[begin] <= most:
-                if slopes[end] * x + rises[end] < slopes[best] * x + rises[best]:
-                    best = end
-                end += 1
-        onward = slopes[best] * x + rises[best]
+            cost += left[end] * (again + size) + onward[end]
+            if cost < least:
+                least, best = cost, end
+        onward[begin] = least
     return ends[best] - produced
 
 

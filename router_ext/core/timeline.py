@@ -56,7 +56,7 @@ _WORDS = {
 
 class Placed(NamedTuple):
     """Why a dispatch went where it went. ``turn``: with what right it was its turn. ``slice_level``: the share of such
-    answers that the slice is long enough for, 0 if its size has other reasons."""
+    answers that the slice is long enough for, 0 if its size has other reasons. ``num_options``: 0: went on in place."""
 
     turn: str
     num_options: int
@@ -67,7 +67,9 @@ class Placed(NamedTuple):
     @property
     def text(self) -> str:
         """Both in words."""
-        if self.num_options == 1:
+        if not self.num_options:
+            where = "nowhere else was looked at"
+        elif self.num_options == 1:
             where = "the only backend where it could start"
         elif self.is_home:
             where = f"the backend it ran on before, of {self.num_options} where it could start"

@@ -146,7 +146,7 @@ class Suspects:
                 kind=kind,
                 backend=offender.backend,
                 tenant=identity.tenant,
-                key=identity.key,
+                key=identity.public_id,
                 request=offender.request,
                 digest=offender.digest,
                 refused_until_us=now + int(REFUSED_S * 1e6),

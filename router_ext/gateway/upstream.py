@@ -237,10 +237,10 @@ class UpstreamGeneration:
             if verdict is not None:
                 error, is_final = verdict, True
         limit = engine.settings.retry_limit
-        if isinstance(error, BackendRefused):
+        if limit and isinstance(error, BackendRefused):
             # Nothing came of it for anybody, and where it was is left alone now: all of them may fall in a row.
             limit += len(engine.backends.members)
-        if is_final or self._failures > limit or not self._go_on(error):
+        if is_final or not limit or self._failures > limit or not self._go_on(error):
             self.end_with(error)
 
     def _judged(self, error: FairlaneError) -> FairlaneError | None:

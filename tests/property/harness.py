@@ -5,6 +5,7 @@ Small pools (60 to 400 tokens) reach the bounds; large ones never do. A scenario
 
 from __future__ import annotations
 
+import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -292,6 +293,7 @@ class Run:
         )
         self.jobs: dict[str, Job] = {}
         self.streams: dict[str, Job] = {}
+        self.largest_slice = 0
         self.cutting: list[tuple[float, Job]] = []
         """Jobs that were told to stop, with the instant at which they have."""
         self.cuts = Cuts(self)
@@ -408,7 +410,9 @@ class Run:
         if self.scenario.drop_at_slice_end and self.rng.random() < 0.5:
             dropped = self.rng.randint(0, min(2, job.output))
         self.back_to_queue(job, dropped)
+        job.may_go_on = self.scenario.policy == "slo-fair"
         self.send(SliceEnded(request_id=request_id, dropped_tokens=dropped, next_prompt_tokens=job.input_tokens))
+        job.may_go_on = False
 
     def forget(self, job: Job) -> None:
         """Its stream is over, whether it was told to stop or not."""
@@ -540,7 +544,10 @@ class Run:
             case Dispatch():
                 job = self.jobs[action.request_id]
                 job.slice_end = job.output + action.slice_tokens
+                job.may_go_on = job.may_go_on and action.backend == job.backend
                 self.oracle.dispatch(job)
+                job.may_go_on = False
+                self.largest_slice = max(self.largest_slice, action.slice_tokens)
                 self.cuts.resumed(job)
                 self.log.append((self.now, job.name, str(action.backend), action.slice_tokens, action.segment))
                 job.backend = action.backend
@@ -574,6 +581,8 @@ class Run:
     def judge_work_conserving(self) -> None:
         """If somebody waits and the head in turn fits, it has been admitted (unless gate, headroom or claims forbid).
 
+        Some KV is left to those that go on in place: a tenth of what runs there, at slices no longer than any so far.
+
         Judged where the oracle knows that nothing forbids: the head in turn is urgent (and within its pass, from which
         ``gamma`` may lead it away), or no tier has a target (no headroom, no urgent claims) and no prefill window
         binds.
@@ -590,7 +599,9 @@ class Run:
         new = self.next_slice(head)
         for backend in self.scheduler.stats().backends:
             server = self.servers[backend.backend]
-            free = (backend.usable_tokens - backend.reserved_tokens) // server.block_size
+            running = sum(1 for job in self.streams.values() if job.backend == backend.backend)
+            kept = math.ceil(0.1 * running * self.largest_slice)
+            free = (backend.usable_tokens - backend.reserved_tokens - kept) // server.block_size
             if backend.is_up and server.blocks(head.input_tokens, new) <= free:
                 raise LawBroken(f"work_conserving: {head.name} is in turn, fits on {backend.backend} and still waits")
 

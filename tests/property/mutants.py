@@ -29,5 +29,10 @@ def free_skipping(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Decider, "_unclaimed", lambda self, options, *rest: options)
 
 
+def unlimited_going_on(patch: pytest.MonkeyPatch) -> None:
+    """Whoever's slice has ended goes on, however far its tenant or key is ahead."""
+    patch.setattr(SloFair, "may_go_on", lambda self, request, held_tokens, now: True)
+
+
 def unlimited_urgency(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SloFair, "_may_pass", lambda self, queue, floor: True)

@@ -45,6 +45,8 @@ class Job:
     key: str = "key"
     place: str = "new"
     backend: str = ""
+    may_go_on: bool = False
+    """Its slice has just ended: it may start the next one in the same place before whoever is in turn."""
     upstream: str = ""
     outcomes: list[str] = field(default_factory=list)
 
@@ -215,11 +217,11 @@ class Oracle:
         tenant = job.tenant
         if "no_skipping" in self.laws:
             self.judge_turn(job)
-        if "client_fifo" in self.laws:
+        if "client_fifo" in self.laws and not job.may_go_on:
             first = next(other for other in self.line(tenant, job.tier) if other.key == job.key)
             if first is not job:
                 raise LawBroken(f"client_fifo: {job.name} went before {first.name} of the same tenant, tier and key")
-        if "key_order" in self.laws:
+        if "key_order" in self.laws and not job.may_go_on:
             level = self.level(job)
             ahead = level.counter[job.key] - min(level.counter[key] for key in level.waiting)
             if ahead > SLACK:
@@ -233,7 +235,8 @@ class Oracle:
         self._charge(job, self.w_prompt * unpaid)
 
     def judge_turn(self, job: Job) -> None:
-        """Who starts is in turn, or its tenant is within its pass."""
+        """Who starts is in turn, or its tenant is within its pass; who goes on in place may be as far ahead as what its
+        tenant then runs leaves of the bound."""
         tenant = job.tenant
         floor = self.floor()
         assert floor is not None
@@ -241,6 +244,11 @@ class Oracle:
         allowed = self.backfill_pass(tenant)
         if self.is_urgent(job):
             allowed = max(allowed, self.urgency_pass(tenant))
+        if job.may_go_on:
+            running = [other for other in self.running.values() if other.place == "running" and other.tenant == tenant]
+            held = sum(other.input_tokens + other.slice_end - other.slice_start - 1 for other in running)
+            held += job.input_tokens + job.slice_end - job.output - 1
+            allowed += self.peak * (1.0 - held / self.pool_tokens) / self.weights[tenant]
         if ahead > allowed + SLACK and not (self.gamma and tenant in self.in_turn()):
             raise LawBroken(f"no_skipping: {job.name} of {tenant} is {ahead:g} ahead of the floor, pass {allowed:g}")
 

@@ -98,7 +98,7 @@ class GroupOracle(Oracle):
         if "member_order" in self.laws:
             member, level = self.member_of[job.name], self.inside_of(job)
             allowed = self.burst * self.peak / level.weight(member) if self.is_urgent(job) else 0.0
-            if level.ahead(member) > allowed + SLACK:
+            if level.ahead(member) > allowed + SLACK and not job.may_go_on:
                 ahead = level.ahead(member)
                 raise LawBroken(f"member_order: {job.name} of {member} is {ahead:g} ahead of another, pass {allowed:g}")
         super().dispatch(job)

@@ -26,7 +26,7 @@ from router_ext.core.fleet import Fleet
 from router_ext.core.lanes import ArrivalOrder
 from router_ext.core.scheduler import Scheduler
 from tests.property.harness import ALL_LAWS, Run, Scenario, scenario
-from tests.property.mutants import free_skipping, unlimited_urgency
+from tests.property.mutants import free_skipping, unlimited_going_on, unlimited_urgency
 from tests.property.oracle import LawBroken
 from tests.support.interpreters import printed
 
@@ -259,6 +259,7 @@ MUTANTS: list[tuple[str, str, Mutant, dict[str, Any]]] = [
     ("2", "pair_bound", wrong_weight, {"with_targets": False, "same_mode": "flood"}),
     ("2", "pair_bound", free_skipping, tight),
     ("2", "pair_bound", unlimited_urgency, {"same_mode": "flood"}),
+    ("5", "no_skipping", unlimited_going_on, tight),
     ("4", "work_conserving", one_admission_per_event, plain),
     ("4", "work_conserving", never_park, {**plain, "unequal": True}),
     ("4", "audit", never_park, {"unequal": True}),

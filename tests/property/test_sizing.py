@@ -45,7 +45,7 @@ def cost(quantiles: Quantiles, size: int, *, prompt: int, produced: int, price: 
         reached = survival.beyond(start)
         steps = sum(survival.beyond(x + 8) for x in range(start, end, 16)) * 16 / reached
         goes_on = 0.0 if end >= CAP else survival.beyond(end) / reached
-        return price * (prompt + end) * steps + goes_on * (prompt + end + (rest(end) if goes_on > 1e-4 else 0.0))
+        return price * (prompt + end) * steps + goes_on * (prompt + end + 64 + (rest(end) if goes_on > 1e-4 else 0.0))
 
     def rest(start: int) -> float:
         if start not in later:
@@ -168,7 +168,7 @@ def test_a_mutant_breaks_its_law(law: Callable[[Cheapest, Quantiles], bool], mut
     assert not all(law(mutant, quantiles) for quantiles in EXAMPLES)
 
 
-def by_trying(ends: list[int], left: list[float], prompt: int, most: int, price: float) -> list[float]:
+def by_trying(ends: list[int], left: list[float], prompt: int, most: int, price: float, kept: float) -> list[float]:
     """Cost by where a slice begins, over every pair of lengths (times the share of answers that get there)."""
     costs = [0.0] * len(ends)
     for begin in range(len(ends) - 2, -1, -1):
@@ -178,16 +178,22 @@ def by_trying(ends: list[int], left: list[float], prompt: int, most: int, price:
             if ends[end] - ends[begin] > most:
                 break
             held = prompt + ends[end]
-            best = min(best, price * held * steps + left[end] * held + costs[end])
+            again = (1.0 - kept) * (prompt + ends[begin]) + ends[end] - ends[begin] + 64
+            best = min(best, price * held * steps + left[end] * again + costs[end])
         costs[begin] = best
     return costs
 
 
 @given(
-    QUANTILES, st.sampled_from(PROMPTS), st.integers(0, 3_500), st.sampled_from(PRICES), st.sampled_from((MOST, CAP))
+    QUANTILES,
+    st.sampled_from(PROMPTS),
+    st.integers(0, 3_500),
+    st.sampled_from(PRICES),
+    st.sampled_from((MOST, CAP)),
+    st.sampled_from((0.0, 0.7, 1.0)),
 )
-def test_the_envelope_finds_what_trying_all_finds(
-    quantiles: Quantiles, prompt: int, produced: int, price: float, most: int
+def test_what_is_found_is_what_trying_all_finds(
+    quantiles: Quantiles, prompt: int, produced: int, price: float, most: int, kept: float
 ) -> None:
     """Whether the longest slice forbids anything or not."""
     survival = Survival(quantiles)
@@ -195,14 +201,35 @@ def test_the_envelope_finds_what_trying_all_finds(
     assert ends == sorted(set(ends))
     assert (ends[0], ends[-1], left[0], left[-1]) == (produced, CAP, 1.0, 0.0)
     assert all(later <= earlier + 1e-12 for earlier, later in itertools.pairwise(left))
-    size = cheapest(survival, prompt_tokens=prompt, produced=produced, cap=CAP, most=most, price=price)
+    size = cheapest(survival, prompt_tokens=prompt, produced=produced, cap=CAP, most=most, price=price, kept=kept)
     assert 1 <= size <= most
-    costs = by_trying(ends, left, prompt, most, price)
+    costs = by_trying(ends, left, prompt, most, price, kept)
     end = ends.index(produced + size)
     steps = sum((left[at - 1] + left[at]) / 2.0 * (ends[at] - ends[at - 1]) for at in range(1, end + 1))
     held = prompt + ends[end]
-    mine = price * held * steps + left[end] * held + costs[end]
+    mine = price * held * steps + left[end] * ((1.0 - kept) * (prompt + produced) + size + 64) + costs[end]
     assert mine <= (1.0 + 1e-9) * costs[0]
+
+
+@pytest.mark.parametrize("quantiles", EXAMPLES)
+def test_slices_are_shorter_where_they_go_on_in_place(quantiles: Quantiles) -> None:
+    """What is still held need not be sent again in full."""
+    shares = (0.0, 0.5, 1.0)
+    found = [
+        cheapest(Survival(quantiles), prompt_tokens=1_000, produced=0, cap=CAP, most=MOST, price=0.002, kept=kept)
+        for kept in shares
+    ]
+    assert found == sorted(found, reverse=True)
+    if quantiles == EXAMPLES[1]:
+        assert found[0] > 2 * found[-1]
+
+
+def test_the_price_knows_how_many_go_on_in_place() -> None:
+    price = KvPrice()
+    assert price.onward == 0.0
+    for number in range(600):
+        price.observe_resumed(is_onward=number % 4 > 0)
+    assert price.onward == pytest.approx(0.75, abs=0.02)
 
 
 def test_the_price_follows_what_is_observed() -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Sequence
 from itertools import count
 from typing import Any
 from urllib.parse import urlencode
@@ -24,7 +25,8 @@ from controlplane.accounts.models import Role, User
 from controlplane.common.actor import Actor, system_actor
 from controlplane.common.clock import to_us, utc_now
 from controlplane.fleet.actions import create_backend, create_pool
-from controlplane.fleet.models import Backend, Pool
+from controlplane.fleet.models import Backend, Hazard, Pool, Router
+from controlplane.fleet.routers import create_router, take_heartbeat
 from controlplane.keys.actions import issue_key
 from controlplane.keys.models import ApiKey
 from controlplane.tenants.actions import create_group, create_tenant
@@ -36,7 +38,7 @@ from controlplane.usage.rollup import roll_up_finished, roll_up_running
 from controlplane.usage.samples import count_recent_samples
 from router_ext.ops.embedded import free_port
 from router_ext.predict.versions import FEATURE_VERSION
-from router_ext.wire.controlplane import PredictionRecord, UsageBatch, UsageEvent
+from router_ext.wire.controlplane import HazardRecord, Heartbeat, PoolState, PredictionRecord, UsageBatch, UsageEvent
 
 _numbers = count(1)
 PASSWORD = "correct horse battery staple"
@@ -86,6 +88,33 @@ def make_backend(actor: Actor, pool: Pool, **fields: Any) -> Backend:
 
 def make_key(actor: Actor, tenant: Tenant, pool: Pool, **fields: Any) -> tuple[ApiKey, str]:
     return issue_key(actor=actor, tenant_id=tenant.id, default_pool=pool.id, **{"name": "a key", **fields})
+
+
+def hazard_record(**fields: Any) -> HazardRecord:
+    """A death of a minute ago."""
+    at = fields.pop("at_us", to_us(utc_now()) - 60_000_000)
+    given = {
+        "hazard": f"evt_{at:014x}{next(_numbers):016x}", "at_us": at, "kind": "death", "backend": "bkd_gone",
+        "tenant": "ten_a", "key": "abcdefghijkl", "request": "req_odd", "digest": "ab" * 32,
+        "refused_until_us": at + 600_000_000,
+    }  # fmt: skip
+    return HazardRecord(**{**given, **fields})
+
+
+def tell(*told: HazardRecord, pools: Sequence[PoolState] = (), router: str = "rtr_host") -> None:
+    """A heartbeat of a router, under a credential of its own."""
+    row = Router.objects.first() or create_router(actor=system_actor("test"), name="test-router")[0]
+    beat = Heartbeat(
+        router=router, version="0", address="", applied_revision=1, applied_at_us=to_us(utc_now()),
+        hazards=list(told), pools=list(pools),
+    )  # fmt: skip
+    take_heartbeat(router=row, heartbeat=beat)
+
+
+def make_hazard(**fields: Any) -> Hazard:
+    told = hazard_record(**fields)
+    tell(told)
+    return Hazard.objects.get(pk=told.hazard)
 
 
 def make_length_model(word: str, **fields: Any) -> Artifact:

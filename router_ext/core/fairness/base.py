@@ -45,7 +45,7 @@ class Standing(enum.IntEnum):
 
     Up to ``URGENT_PICK``, heads may pass claims and gates. The pick is the one in turn; it claims a backend if it fits
     nowhere, as urgent heads do. ``BACKFILL`` may use only what claims leave. ``HEAD`` is the pick of a policy that
-    stops there.
+    stops there. ``ONWARD`` is nobody's turn: its slice has just ended (``Decider.slice_ended``).
     """
 
     URGENT = 1
@@ -54,6 +54,7 @@ class Standing(enum.IntEnum):
     PICK = 4
     BACKFILL = 5
     HEAD = 6
+    ONWARD = 7
 
 
 Offer: TypeAlias = tuple[Request, Standing]
@@ -127,6 +128,11 @@ class FairnessPolicy:
     def gamma(cls, config: PoolConfig) -> float:
         """How much of a tenant's predicted service in flight its key counts (``Tenant.expected_rest``); at most 1."""
         return 0.0
+
+    def may_go_on(self, request: Request, held_tokens: int, now: float) -> bool:
+        """Whether a request whose slice has just ended may start the next one, which reserves so much KV, before
+        whoever is in turn (``Decider.slice_ended``)."""
+        return False
 
     def inherit(self, before: Any) -> None:
         """Take over what ``before`` (of the same class) knows beyond counters: only the configuration has changed."""

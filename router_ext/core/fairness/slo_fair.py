@@ -11,7 +11,9 @@ Rule:
          the lead that running work may be cut for (``core.preemption``), or what goes ahead would be cut again.
     3. Urgent heads that fit nowhere, then the pick, claim the backend where they fit soonest; non-urgent work does
        not use a claimed backend in the same decision, except what the claimant leaves over.
-    4. While a tenant owes an admission to an aged request of a lower tier, its urgent heads stand back: the aged one
+    4. A request whose slice has just ended goes on where it ended, ahead of the pick, while the bound leaves room for
+       it (``may_go_on``); not while somebody urgent can be on time.
+    5. While a tenant owes an admission to an aged request of a lower tier, its urgent heads stand back: the aged one
        gets what their pass would have allowed (behind the claims), and if it fits nowhere, the tenant's next turn.
        Otherwise a tenant that lives on its pass, and so is never in turn, would starve its own lower tiers.
 
@@ -36,6 +38,7 @@ from typing import ClassVar
 
 from router_ext.core.calls import TagOrder
 from router_ext.core.config import PoolConfig
+from router_ext.core.cost import pool_tokens
 from router_ext.core.fairness.base import FairnessPolicy, Standing, Surroundings, Walk
 from router_ext.core.front_heap import FrontHeap
 from router_ext.core.queues import Tenant, TierQueue
@@ -89,6 +92,8 @@ class SloFair(FairnessPolicy):
         self._num_live = 0
         self._order = 0
         self._gamma = config.gamma
+        self._peak_service = around.peak_service
+        self._service_per_held = around.peak_service / max(1, pool_tokens(config))
         self._keys = counters.index
         if self._gamma:
             self._keys = MinIndex(self._key)
@@ -259,6 +264,31 @@ class SloFair(FairnessPolicy):
                 _restore(self._on_time, on_time)
                 _restore(self._late, late)
         yield from self._in_turn(now, floor)
+
+    def may_go_on(self, request: Request, held_tokens: int, now: float) -> bool:
+        """While its tier is in turn in its tenant, nobody urgent can be on time, and the bounds leave room.
+
+        What a tenant can still be charged for what it runs is at most ``U'`` times the share of the pool's KV that this
+        holds. So a lead of at most ``pass + U' * (1 - held / M)``, this slice counted, keeps it below ``U' + pass`` as
+        without; the same for a member inside its group and, without the pass, for a key.
+        """
+        unit, member, lane = request.tenant, request.member, request.lane
+        floor = self._counters.floor()
+        head = member.head(now, self._aging_s)
+        if floor is None or head is None or head.queue is not request.queue:
+            return False
+        if self._num_live and self.first_urgent(now, floor) is not None:
+            return False
+        room, per_held = self._peak_service, self._service_per_held
+        lead = (unit.counter - floor - unit.backfill_pass) * unit.weight
+        if lead > room - per_held * (unit.held_tokens + held_tokens):
+            return False
+        if member is not unit and (front := unit.front) is not None:
+            lead = (member.counter - front.counter - member.backfill_pass) * member.weight
+            if lead > room - per_held * (member.held_tokens + held_tokens):
+                return False
+        lead = lane.counter - request.queue.keys.floor()
+        return lead <= room - per_held * (lane.held_tokens + held_tokens)
 
     def _in_turn(self, now: float, floor: float) -> Walk:
         keys = self._keys

@@ -18,10 +18,12 @@ from controlplane.accounts.models import OperatorToken, User
 from controlplane.audit.models import AuditEntry
 from controlplane.common.actor import Actor, system_actor
 from controlplane.common.clock import utc_now
+from controlplane.fleet.brakes import drain_backend, stop_grammars
 from controlplane.fleet.routers import create_router
 from controlplane.keys.models import ApiKey
 from controlplane.rollout.models import Revision
 from controlplane.rollout.queries import current_body
+from controlplane.tenants.actions import stop_tenant
 from controlplane.tenants.models import Tenant
 from controlplane.training.actions import start_job
 from controlplane.training.promotion import promote
@@ -33,6 +35,7 @@ from tests.support.control_plane import (
     make_backend,
     make_evaluation,
     make_group,
+    make_hazard,
     make_key,
     make_length_model,
     make_pool,
@@ -66,10 +69,11 @@ def world(system: Actor, operator: User) -> World:
     for model in (serving, better):
         make_evaluation(model, pool)
     promote(actor=system, pool_id=pool.id, artifact_id=serving.id, reason="better than none")
+    hazard = make_hazard(backend=backend.id, tenant=tenant.id, key=key.public_id)
     return World(
         ids={
             "tenants": tenant.id, "keys": key.id, "backends": backend.id, "tiers": free_tier.id, "pools": free_pool.id,
-            "groups": free_group.id,
+            "groups": free_group.id, "hazards": hazard.id,
             "routers": router.id, "tokens": token.id, "pool_in_use": pool.id, "artifacts": better.id,
         }
     )  # fmt: skip
@@ -81,6 +85,8 @@ MUTATIONS: dict[tuple[str, str], tuple[Callable[[World], Any], str]] = {
         lambda w: {"name": "New", "slug": "new", "tiers": ["standard"], "default_tier": "standard"}, "tenant.created",
     ),
     ("PATCH", "/tenants/{id}"): (lambda w: {"weight": 5}, "tenant.updated"),
+    ("POST", "/tenants/{id}/stop"): (lambda w: {"reason": "floods us"}, "tenant.stopped"),
+    ("POST", "/tenants/{id}/resume"): (lambda w: {"reason": "agreed"}, "tenant.resumed"),
     ("POST", "/keys"): (
         lambda w: {"tenant": w.ids["tenants"], "name": "new", "default_pool": w.ids["pools"]}, "key.issued",
     ),
@@ -94,13 +100,19 @@ MUTATIONS: dict[tuple[str, str], tuple[Callable[[World], Any], str]] = {
     ("DELETE", "/groups/{id}"): (lambda w: None, "group.deleted"),
     ("POST", "/pools"): (lambda w: {"name": "org/new", "policy": "fifo"}, "pool.created"),
     ("PATCH", "/pools/{id}"): (lambda w: {"policy": "fifo"}, "pool.updated"),
+    ("POST", "/pools/{id}/stop-grammars"): (lambda w: {"reason": "they kill it"}, "pool.grammars_stopped"),
+    ("POST", "/pools/{id}/allow-grammars"): (lambda w: {}, "pool.grammars_allowed"),
     ("DELETE", "/pools/{id}"): (lambda w: None, "pool.deleted"),
     ("POST", "/backends"): (
         lambda w: {"pool": w.ids["pools"], "name": "new", "url": "http://10.1.1.1:80", "kv_tokens": 999},
         "backend.created",
     ),
     ("PATCH", "/backends/{id}"): (lambda w: {"is_cordoned": True}, "backend.updated"),
+    ("POST", "/backends/{id}/drain"): (lambda w: {"reason": "new disks"}, "backend.drained"),
+    ("POST", "/backends/{id}/uncordon"): (lambda w: {}, "backend.uncordoned"),
     ("DELETE", "/backends/{id}"): (lambda w: None, "backend.deleted"),
+    ("POST", "/requests/{request_id}/cancel"): (lambda w: {"reason": "it never ends"}, "request.cancelled"),
+    ("POST", "/hazards/{id}/resolve"): (lambda w: {"note": "told its team"}, "hazard.resolved"),
     ("POST", "/routers"): (lambda w: {"name": "new"}, "router.created"),
     ("POST", "/routers/{id}/revoke"): (lambda w: None, "router.revoked"),
     ("POST", "/routers/{id}/renew-token"): (lambda w: None, "router.token_renewed"),
@@ -119,14 +131,24 @@ MUTATIONS: dict[tuple[str, str], tuple[Callable[[World], Any], str]] = {
     ("POST", "/tokens"): (lambda w: {"name": "new", "scopes": ["admin.read"]}, "token.issued"),
     ("POST", "/tokens/{id}/revoke"): (lambda w: None, "token.revoked"),
 }  # fmt: skip
-CONFIGURATION = ("tenant.", "group.", "key.", "tier.", "pool.", "backend.")
+CONFIGURATION = ("tenant.", "group.", "key.", "tier.", "pool.", "backend.", "request.")
+
+
+# Undoing needs something that was done.
+DONE_BEFORE: dict[str, Callable[[World], object]] = {
+    "/tenants/{id}/resume": lambda w: stop_tenant(actor=SYSTEM, tenant_id=w.ids["tenants"], reason="before"),
+    "/pools/{id}/allow-grammars": lambda w: stop_grammars(actor=SYSTEM, pool_id=w.ids["pools"], reason="before"),
+    "/backends/{id}/uncordon": lambda w: drain_backend(actor=SYSTEM, backend_id=w.ids["backends"], reason="before"),
+}
+SYSTEM = system_actor("test")
 
 
 def path_of(route: str, world: World) -> str:
+    DONE_BEFORE.get(route, lambda world: None)(world)
     kind = route.split("/")[1]
     if kind == "training-jobs" and "{id}" in route:
         world.ids[kind] = start_job(actor=system_actor("test")).id
-    return route.replace("{id}", world.ids.get(kind, "")).rstrip("/")
+    return route.replace("{id}", world.ids.get(kind, "")).replace("{request_id}", "req_1").rstrip("/")
 
 
 @pytest.fixture
@@ -186,7 +208,7 @@ def test_a_mutation_needs_the_write_scope_of_an_operator(
 
 
 READABLE = (
-    "/tenants", "/groups", "/keys", "/tiers", "/pools", "/backends", "/routers", "/revisions", "/audit",
+    "/tenants", "/groups", "/keys", "/tiers", "/pools", "/backends", "/hazards", "/routers", "/revisions", "/audit",
     "/training-jobs", "/artifacts", "/promotions", "/predictor/drift", "/predictor/samples",
     "/tokens", "/usage/report", "/usage/quarantine",
 )  # fmt: skip

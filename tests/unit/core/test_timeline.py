@@ -37,7 +37,7 @@ def test_a_request_that_is_sliced_fails_over_and_ends() -> None:
     ]
     texts = [moment.text for moment in scheduler.timeline(R0)]
     assert "of 2 backends where it could start the one with the least prompts to process" in texts[1]
-    assert "the backend it ran on before, of 2 where it could start" in texts[4]
+    assert "goes on: its slice ended here, where its prompt is still held" in texts[4]
     assert "of 2 backends" in texts[6]
 
 

@@ -27,6 +27,18 @@ FRAME: dict[str, Any] = {
     "tool_choice": "auto",
     "tools": [],
 }
+LIFE = {  # events of an item: before its text, with it, and behind it
+    "message": (
+        ["response.output_item.added", "response.content_part.added"],
+        "response.output_text.delta",
+        ["response.output_text.done", "response.content_part.done", "response.output_item.done"],
+    ),
+    "function_call": (
+        ["response.output_item.added"],
+        "response.function_call_arguments.delta",
+        ["response.function_call_arguments.done", "response.output_item.done"],
+    ),
+}
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 
@@ -92,6 +104,12 @@ def test_any_answer_is_a_well_formed_stream(steps: list[tuple[str, str]], ending
     assert added == list(sums)
     done = [event["item"] for event in found if event["type"] == "response.output_item.done"]
     assert done == (output[:-1] if ending == "error" and output else output)
+    for place, item in enumerate(output):
+        kinds = [event["type"] for event in found if event.get("output_index") == place]
+        is_cut = ending == "error" and place == len(output) - 1
+        before, delta, after = LIFE[item["type"]]
+        assert [kind for kind in kinds if kind != delta] == (before if is_cut else before + after)
+        assert set(kinds[len(before) : len(kinds) - (0 if is_cut else len(after))]) <= {delta}
     statuses = {"stop": "completed", None: "completed", "length": "incomplete", "error": "failed"}
     assert last["type"] == f"response.{statuses[ending]}"
     assert (last["response"]["error"] is not None) is (ending == "error")
