@@ -17,6 +17,7 @@ from django_htmx.http import HttpResponseClientRefresh
 from controlplane.accounts.models import User
 from controlplane.common.actor import Actor
 from controlplane.common.errors import ControlPlaneError, Invalid, VersionMismatch
+from controlplane.fleet.hazards import n_open
 
 P = ParamSpec("P")
 View = Callable[Concatenate[HttpRequest, P], HttpResponseBase]
@@ -27,6 +28,7 @@ PAGES = (
     ("tiers", "Tiers"),
     ("pools", "Pools"),
     ("requests", "Requests"),
+    ("hazards", "Hazards"),
     ("usage", "Usage"),
     ("predictor", "Predictor"),
     ("audit", "Audit"),
@@ -35,7 +37,7 @@ PAGES = (
 
 
 def navigation(request: HttpRequest) -> dict[str, object]:
-    """Context processor: the main navigation with the current page marked."""
+    """Context processor: the main navigation with the current page marked, and what sets off the alarm."""
     match = request.resolver_match
     current = (match.url_name or "").split("_")[0] if match else ""
     current = {"backend": "pools", "group": "tenants", "groups": "tenants", "key": "tenants"}.get(current, current)
@@ -47,7 +49,9 @@ def navigation(request: HttpRequest) -> dict[str, object]:
                 "is_current": current == name.rstrip("s") or current == name,
             }
             for name, label in PAGES
-        ]
+        ],
+        # Counted when a template asks: pages of strangers must not.
+        "open_hazards": n_open,
     }
 
 

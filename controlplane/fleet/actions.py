@@ -21,6 +21,9 @@ from router_ext.core.config import KNOBS, ConfigError
 RESERVED_WORDS = ("tgi", "dummy")
 """What clients send when they mean no model in particular; a pool may carry neither as its name nor as an alias."""
 
+VOCABULARY = 131_072
+"""Tokens of a model of whom nothing is known; few have more (the largest in common use 262,144)."""
+
 
 class PoolChanges(TypedDict, total=False):
     name: str
@@ -131,7 +134,7 @@ def create_pool(
     scheduling: Mapping[str, Any] | None = None,
     tokenizer_path: str = "",
     is_guarded: bool = True,
-    vocabulary: int = 131_072,
+    vocabulary: int = VOCABULARY,
     takes_grammars: bool = True,
 ) -> Pool:
     """A pool of servers of one model.

@@ -15,11 +15,12 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from controlplane.common.actor import Scope
 from controlplane.common.validation import get_or_not_found
 from controlplane.console.frame import VersionedForm, act, actor_of, apply, signed_in
-from controlplane.fleet import actions, queries
+from controlplane.fleet import actions, brakes, queries
 from controlplane.fleet.fairness import TenantBound, pool_fairness
 from controlplane.fleet.models import Backend, Pool
 from router_ext.core.config import KNOBS, SECTIONS, Knob
 
+GUARD_FIELDS = ("is_guarded", "vocabulary", "takes_grammars")
 MAX_TENANTS = 500
 """Rows of a page; REST lists all."""
 
@@ -80,14 +81,39 @@ class PoolForm(VersionedForm):
         help_text="Whose turn it is when the hardware is full. Queues and counters survive a change.",
     )
 
+    is_guarded = forms.BooleanField(
+        required=False,
+        initial=True,
+        label="Prove grammars before a backend sees them",
+        help_text="What would stall or kill a backend is refused with the figures. Off: backends are told apart from "
+        "bad requests only after they fell.",
+    )
+    vocabulary = forms.IntegerField(
+        required=False,
+        help_text="Tokens of the model: what a grammar costs grows with them. Used where there is no tokenizer file; "
+        f"1 to 10,000,000, empty: {actions.VOCABULARY:,}.",
+        widget=forms.NumberInput(attrs={"min": "1", "max": "10000000", "placeholder": str(actions.VOCABULARY)}),
+    )
+    takes_grammars = forms.BooleanField(
+        required=False,
+        initial=True,
+        label="Take grammars, response formats and tools",
+        help_text="Off: requests that have one end within two seconds, and more are refused.",
+    )
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         for name, knob in KNOBS.items():
             self.fields[f"scheduling.{name}"] = _knob_field(knob)
 
     def plain_fields(self) -> list[forms.BoundField]:
-        """The fields that are no knobs."""
-        return [field for field in self.visible_fields() if not field.name.startswith("scheduling.")]
+        """The fields under no heading."""
+        fields = (field for field in self.visible_fields() if not field.name.startswith("scheduling."))
+        return [field for field in fields if field.name not in GUARD_FIELDS]
+
+    def guard_fields(self) -> list[forms.BoundField]:
+        """What is asked of grammars."""
+        return [self[name] for name in GUARD_FIELDS]
 
     def sections(self) -> list[KnobSection]:
         """The knobs under their headings."""
@@ -102,6 +128,8 @@ class PoolForm(VersionedForm):
     def values(self) -> dict[str, Any]:
         values = super().values()
         values["aliases"] = [word.strip() for word in values["aliases"].split(",") if word.strip()]
+        if values["vocabulary"] is None:
+            values["vocabulary"] = actions.VOCABULARY
         stated = {name: values.pop(f"scheduling.{name}") for name in KNOBS}
         values["scheduling"] = {name: value for name, value in stated.items() if value not in (None, "")}
         return values
@@ -138,6 +166,12 @@ class BackendForm(VersionedForm):
     is_chunked = forms.BooleanField(required=False, initial=True, label="Chunked prefill is on")
     speculate = forms.IntegerField(initial=0, help_text="TGI's --speculate (0 to 64).")
     is_cordoned = forms.BooleanField(required=False, label="Cordoned: finish what runs, start nothing new")
+    takes_grammars = forms.BooleanField(
+        required=False,
+        initial=True,
+        label="Takes grammars, response formats and tools",
+        help_text="Off keeps what may stall a server away from this one, as long as another of the pool takes them.",
+    )
     api_key_name = forms.CharField(
         required=False,
         label="API key name",
@@ -262,18 +296,27 @@ def backend(request: HttpRequest, pool_id: str, backend_id: str) -> HttpResponse
         )
         return f"Backend {row.name} saved."
 
-    return _backend_page(request, pool, form, change, f"Backend {row.name}", "Save")
+    here = {"backend": row, "occupancy": brakes.occupancy(actor=actor_of(request), backend_id=row.id)}
+    return _backend_page(request, pool, form, change, f"Backend {row.name}", "Save", **here)
+
+
+@require_safe
+@signed_in
+def backend_fragment(request: HttpRequest, pool_id: str, backend_id: str) -> HttpResponseBase:
+    """What runs on a backend, for its page."""
+    shown = brakes.occupancy(actor=actor_of(request), backend_id=backend_id)
+    return render(request, "console/fragments/occupancy.html", {"occupancy": shown})
 
 
 def _backend_page(
-    request: HttpRequest, pool: Pool, form: BackendForm, change: Any, heading: str, submit: str
+    request: HttpRequest, pool: Pool, form: BackendForm, change: Any, heading: str, submit: str, **here: Any
 ) -> HttpResponseBase:
     back = reverse("console:pool", args=[pool.id])
     if request.method == "POST" and form.is_valid() and apply(request, form, change):
         return redirect(back)
     lead = "What the ledger needs to know of this TGI server; /info tells only its two limits."
-    context = {"form": form, "heading": heading, "submit": submit, "back": back, "lead": lead}
-    return render(request, "console/form.html", context)
+    context = {"form": form, "heading": heading, "submit": submit, "back": back, "lead": lead, "pool": pool, **here}
+    return render(request, "console/backend.html" if here else "console/form.html", context)
 
 
 @require_POST

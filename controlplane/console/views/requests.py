@@ -10,9 +10,12 @@ from django.views.decorators.http import require_safe
 
 from controlplane.console import charts
 from controlplane.console.frame import actor_of, signed_in
+from controlplane.fleet import brakes
 from controlplane.fleet import queries as fleet_queries
 from controlplane.tenants.queries import tenant_names
 from controlplane.usage import queries as usage_queries
+
+MAX_CANCELLED = 100
 
 
 @require_safe
@@ -24,7 +27,8 @@ def index(request: HttpRequest) -> HttpResponseBase:
     servers = {b.id: b.name for b in fleet_queries.backends(actor=actor)} if found else {}
     names = tenant_names() if found else {}
     entries = [_entry(each, names.get(each.event.tenant, each.event.tenant), servers) for each in found]
-    return render(request, "console/requests.html", {"wanted": wanted, "found": entries})
+    cancelled = brakes.cancellations(actor=actor)[:MAX_CANCELLED]
+    return render(request, "console/requests.html", {"wanted": wanted, "found": entries, "cancelled": cancelled})
 
 
 def _entry(found: usage_queries.ExplainedRequest, tenant: str, servers: dict[str, str]) -> dict[str, Any]:

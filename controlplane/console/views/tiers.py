@@ -29,13 +29,20 @@ class TierForm(VersionedForm):
         "Empty for no limit.",
         widget=forms.NumberInput(attrs={"step": "any"}),
     )
+    grammar_stall_s = forms.FloatField(
+        label="Stall by a new grammar, s",
+        required=False,
+        help_text="Seconds a grammar may stall a backend that has not compiled it; more is refused with the figures. "
+        "0 to 60; 0: no new grammars, empty: 2.",
+        widget=forms.NumberInput(attrs={"step": "any", "min": "0", "max": "60", "placeholder": "2"}),
+    )
 
 
 class NewTierForm(TierForm):
     name = forms.SlugField(
         max_length=40, help_text="1 to 40 of a-z, 0-9 and -. It never changes: the books and the keys name it."
     )
-    field_order = ("name", "rank", "ttft_target_s", "max_queue_wait_s")
+    field_order = ("name", "rank", "ttft_target_s", "max_queue_wait_s", "grammar_stall_s")
 
 
 @require_safe

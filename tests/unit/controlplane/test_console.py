@@ -35,7 +35,7 @@ from controlplane.tiers.models import Tier
 from controlplane.training.actions import cancel_job, start_job
 from router_ext.core.config import KNOBS, policy_pages
 from router_ext.wire.controlplane import GroupState, Heartbeat, PoolState, TenantState
-from tests.support.control_plane import PASSWORD, signed_in
+from tests.support.control_plane import PASSWORD, make_hazard, signed_in
 
 pytestmark = pytest.mark.django_db
 
@@ -92,7 +92,8 @@ def test_the_address_after_sign_in_stays_on_this_host() -> None:
 
 PAGES = ("live", "live_fragment", "tenants", "tenant_new", "groups", "group_new", "tiers", "tier_new", "pools",
          "pool_new", "pool_policies",
-         "usage", "usage_csv", "usage_quarantine", "predictor", "predictor_fragment", "audit", "tokens")  # fmt: skip
+         "requests", "hazards", "usage", "usage_csv", "usage_quarantine", "predictor", "predictor_fragment", "audit",
+         "tokens")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -339,7 +340,8 @@ def test_tenants_are_paged_by_short_name(operator: Client, platform: None, monke
 
 
 @pytest.mark.parametrize(
-    "name", ["tenants", "tenant", "groups", "tiers", "pools", "predictor", "audit", "tokens", "live", "usage"]
+    "name",
+    ["tenants", "tenant", "groups", "tiers", "pools", "predictor", "audit", "tokens", "live", "usage", "hazards"],
 )
 def test_a_page_asks_the_database_no_more_often_when_there_is_more_to_show(
     name: str, operator: Client, platform: None
@@ -358,11 +360,13 @@ def test_a_page_asks_the_database_no_more_often_when_there_is_more_to_show(
         create_group(actor=SYSTEM, name=label)
         create_tenant(actor=SYSTEM, name=label, slug=label, tiers=["batch", label], default_tier=label, group=label)
         pool = fleet_actions.create_pool(actor=SYSTEM, name=label, aliases=[f"{label}-alias"])
-        fleet_actions.create_backend(actor=SYSTEM, pool=pool.id, name="one", url=f"http://10.0.0.{number}:3000")
+        address = f"http://10.0.0.{number}:3000"
+        backend = fleet_actions.create_backend(actor=SYSTEM, pool=pool.id, name="one", url=address)
         issue_key(actor=SYSTEM, tenant_id=tenant.id, name=label, default_pool=pool.id, tiers=["batch"])
         account_actions.issue_token(actor=SYSTEM, user=User.objects.get(), name=label, scopes=["admin.read"])
         job = start_job(actor=SYSTEM)
         cancel_job(actor=SYSTEM, job_id=job.id)
+        make_hazard(tenant=tenant.id, backend=backend.id, request=label)
 
     add(1)
     few = n_queries()
