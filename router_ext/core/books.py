@@ -37,6 +37,7 @@ from router_ext.core.survival import Survival
 from router_ext.core.tenants import Tenants
 from router_ext.core.tiers import Tiers
 from router_ext.core.timeline import Moment, Step, note, timeline
+from router_ext.core.trial import next_on_trial
 from router_ext.core.waste import WasteBudget
 
 _REMEMBERED = 1_024
@@ -102,6 +103,7 @@ class Books:
         "_orders_agents",
         "_tenants",
         "_tiers",
+        "_trial",
         "bias",
         "clock",
         "cost",
@@ -129,6 +131,7 @@ class Books:
         self.cost = cost
         self.room = room
         self.clock = WaitClock()
+        self._trial: Request | None = None
         self.requests: dict[RequestId, Request] = {}
         self.num_running = 0
         self.num_output = 0
@@ -227,6 +230,9 @@ class Books:
             self.requests[request.request_id] = request
             request.lane = self._lane(request)
             request.lane.num_open += 1
+        was_on_trial = request is self._trial
+        if was_on_trial:
+            self._trial = None
         at_front = trigger is Trigger.RETRY or trigger is Trigger.PREEMPTED
         self.room.take_place(request, at_front=at_front)
         request.mark = self.clock.mark(now, request.member.num_dispatched)
@@ -234,10 +240,14 @@ class Books:
         note(request, _STEPS[trigger], now, None if last is None else last.backend_id, request.output_tokens)
         if request.is_stuck:
             self._park(request, now)
-            return
-        self._join_line(request, at_front=at_front)
-        if request.queue.head is request:
-            self.policy.head_changed(request.queue)
+        elif request.is_suspect:
+            self._hold(request, now)
+        else:
+            self._join_line(request, at_front=at_front)
+            if request.queue.head is request:
+                self.policy.head_changed(request.queue)
+        if was_on_trial or request.is_suspect:
+            self.try_next(now)
 
     def _lane(self, request: Request) -> Lane:
         if self._orders_agents and request.agent_id is not None:
@@ -255,7 +265,7 @@ class Books:
             lane = self._lane(request)
             if lane is request.lane:
                 continue
-            is_in_line = request.state is State.QUEUED and request.parked_s is None
+            is_in_line = request.request_id in self.room.in_line
             if is_in_line:
                 request.queue.remove(request)
             request.lane.num_open -= 1
@@ -296,7 +306,9 @@ class Books:
 
     def dequeue(self, request: Request, now: float) -> None:
         """The request waits no longer, whatever the reason."""
-        if request.parked_s is None:
+        if request.held_s is not None:
+            self.room.release(request, now)
+        elif request.parked_s is None:
             self._leave_line(request)
         else:
             self.room.unpark(request, now)
@@ -319,6 +331,37 @@ class Books:
         self.room.park(request, now)
         note(request, Step.PARKED, now)
 
+    def _hold(self, request: Request, now: float) -> None:
+        self.room.hold(request, now)
+        note(request, Step.HELD, now)
+
+    def try_next(self, now: float) -> None:
+        """Put the next suspect on trial, if there is one and no other is (``core.trial``)."""
+        room = self.room
+        while self._trial is None and room.held:
+            request = next_on_trial(room.held.values(), is_wounded=self._fleet.is_wounded(now))
+            if request is None:
+                return
+            room.release(request, now)
+            if request.is_stuck:
+                self._park(request, now)
+                continue
+            self._trial = request
+            note(request, Step.TRIED, now)
+            self._come_back([request])
+
+    def _come_back(self, requests: list[Request]) -> None:
+        """These join the line where they would stand if they had never left it."""
+        queues: dict[TierQueue, None] = {}
+        for request in requests:
+            self._join_line(request)
+            queues[request.queue] = None
+        if queues:
+            self.room.sort()
+        for queue in queues:
+            queue.sort()
+            self.policy.head_changed(queue)
+
     def settle(self, requests: list[Request], now: float) -> None:
         """Park those of the waiting requests that have become stuck; the others that are parked come back.
 
@@ -326,21 +369,22 @@ class Books:
         """
         requests.sort(key=lambda request: request.seq)
         for request in requests:
-            if request.is_stuck and request.parked_s is None:
+            if request.is_stuck and request.parked_s is None and request.held_s is None:
                 self._leave_line(request)
                 self._park(request, now)
-        queues: dict[TierQueue, None] = {}
+                if request is self._trial:
+                    self._trial = None
+        back = []
         for request in requests:
             if not request.is_stuck and request.parked_s is not None:
                 self.room.unpark(request, now)
                 note(request, Step.UNPARKED, now)
-                self._join_line(request)
-                queues[request.queue] = None
-        if queues:
-            self.room.sort()
-        for queue in queues:
-            queue.sort()
-            self.policy.head_changed(queue)
+                if request.is_suspect:
+                    self._hold(request, now)
+                else:
+                    back.append(request)
+        self._come_back(back)
+        self.try_next(now)
 
     def resume(self, request: Request, trigger: Trigger, dropped: int, next_prompt: int, now: float) -> bool:
         """Put a request that ran back into its queue, keeping what it has.
@@ -585,6 +629,9 @@ class Books:
         self._fleet.speed_changed()
         request.first_token_s = request.sampled_s = now
         request.is_suspect = False
+        if request is self._trial:
+            self._trial = None
+            self.try_next(now)
         request.sampled_output = 1
         self._tiers.touch(self._tiers.get(request.queue.name), now)
 
@@ -611,6 +658,9 @@ class Books:
             self._ended.popitem(last=False)
         if not request.member.is_configured:
             self._tenants.drop_idle(request.member)
+        if request is self._trial:
+            self._trial = None
+            self.try_next(now)
 
     def timeline(self, request_id: RequestId) -> list[Moment]:
         """What became of a request; empty if it is unknown or forgotten."""

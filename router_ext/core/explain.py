@@ -90,7 +90,7 @@ class Reason:
     """One cause of a wait, in numbers and in words. No other tenant is named.
 
     Attributes:
-        cause: ``wait`` (the sum), a gate in lower case (``kv``, ``share``, ...), ``parked``, ``preempted`` or
+        cause: ``wait`` (the sum), a gate in lower case (``kv``, ``share``, ...), ``parked``, ``held``, ``preempted`` or
             ``recomputed``.
         seconds: how long, None where that says nothing.
         counts: by what is counted, for example ``own`` and ``others`` dispatched meanwhile.
@@ -150,6 +150,12 @@ def waiting_reasons(request: Request, now_mark: WaitMark | None) -> list[Reason]
     if parked_s > 0.0:
         text = f"no backend that could hold it was usable ({parked_s:.3f} s)"
         found.append(Reason(cause="parked", seconds=parked_s, counts={}, text=text))
+    held_s = request.held_for_s
+    if request.held_s is not None and now_mark is not None:
+        held_s += now_mark[0] - request.held_s
+    if held_s > 0.0:
+        text = f"a backend may fall under it: others like it were tried one at a time before it ({held_s:.3f} s)"
+        found.append(Reason(cause="held", seconds=held_s, counts={}, text=text))
     found += _gates(held, request.blocked or [0] * _GATES, own=own, ahead=ahead)
     return found
 

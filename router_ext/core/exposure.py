@@ -6,7 +6,7 @@ if it is a suspect, and an exposed dispatch is alone: it starts where nobody els
 sent there meanwhile. Those who stream already are innocent whatever happens, and resume elsewhere.
 
 At most one suspect of a pool is exposed at a time, so that what fells backends meets one after the other, never two at
-once.
+once (``core.trial`` says which is next).
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ class Exposure:
         ticket: of the dispatch that is exposed here, 0 if none is. is_suspect: that one is a suspect.
         is_compiling: its grammar is new here. stall_s: how long the backend is expected to stall for it.
         speed: what stalls took here over what they were predicted to take.
+        fell_s: when the backend fell while a suspect was exposed here, None once it is back.
     """
 
-    __slots__ = ("_compiled", "is_compiling", "is_suspect", "speed", "stall_s", "ticket")
+    __slots__ = ("_compiled", "fell_s", "is_compiling", "is_suspect", "speed", "stall_s", "ticket")
 
     def __init__(self) -> None:
         self.ticket = 0
@@ -40,6 +41,7 @@ class Exposure:
         self.is_compiling = False
         self.stall_s = 0.0
         self.speed = Ratio()
+        self.fell_s: float | None = None
         self._compiled: OrderedDict[str, None] = OrderedDict()
 
     def is_new(self, request: Request) -> bool:
@@ -76,9 +78,11 @@ class Exposure:
         if len(compiled) > MAX_COMPILED:
             compiled.popitem(last=False)
 
-    def restarted(self) -> None:
-        """The backend begins anew: it has compiled nothing."""
+    def went_down(self, now: float) -> None:
+        """The backend will begin anew: it has compiled nothing then."""
         self._compiled.clear()
+        if self.is_suspect:
+            self.fell_s = now
 
     @property
     def num_compiled(self) -> int:

@@ -19,6 +19,7 @@ from router_ext.core.admission import Backend
 from router_ext.core.config import BackendConfig
 from router_ext.core.ids import BackendId
 from router_ext.core.request import Request
+from router_ext.core.trial import RECOVERY_S
 
 _KEEP_HELD = 0.98
 """What the last fifty or so slices made of their reservations decides."""
@@ -96,6 +97,16 @@ class Fleet:
         """Start the outage clock, if no backend is usable and it does not run yet."""
         if not self.usable and self.down_since is None:
             self.down_since = now
+
+    def recovered_s(self) -> float | None:
+        """When the last of the backends that fell under a suspect is waited for no longer; None if all are back."""
+        fell = [b.exposure.fell_s for b in self.backends.values() if b.exposure.fell_s is not None]
+        return max(fell) + RECOVERY_S if fell else None
+
+    def is_wounded(self, now: float) -> bool:
+        """A backend that fell under a suspect is still waited for."""
+        until_s = self.recovered_s()
+        return until_s is not None and now < until_s
 
     # --- what ends with time ---------------------------------------------------------------------------------------
 

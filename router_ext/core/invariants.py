@@ -99,7 +99,8 @@ def _queues(
         yield "requests in line have lost their order"
     for tenant_id, tenant in tenants.items():
         held = [request for queue in tenant.by_rank for request in queue.requests()]
-        parked = sum(1 for request in room.parked.values() if request.member is tenant)
+        outside = (*room.parked.values(), *room.held.values())
+        parked = sum(1 for request in outside if request.member is tenant)
         if (len(held) + parked, parked) != (tenant.num_queued, tenant.num_parked):
             yield (
                 f"{tenant_id}: counts {tenant.num_queued} queued and {tenant.num_parked} parked, "
@@ -144,7 +145,7 @@ def _parking(room: WaitingRoom, backends: Mapping[BackendId, Backend]) -> Iterat
     usable = [backend for backend in backends.values() if backend.is_usable]
     if not usable:
         return
-    for request in room.waiting():
+    for request in (*room.in_line.values(), *room.parked.values()):
         slices = (request.slice_busy, request.slice_idle)
         fits = [any(backend.can_hold(request, tokens) for backend in usable) for tokens in slices]
         if request.parked_s is None and not all(fits):

@@ -101,6 +101,8 @@ class Limits:
         """The prompt of a waiting request proved longer or shorter."""
         if not self._books.plan(request):
             self.expire_too_large(request, now, actions)
+        elif request.held_s is not None:
+            return
         elif request.is_stuck is not (request.parked_s is not None):
             self._books.settle([request], now)
         elif not request.is_stuck:
@@ -183,6 +185,8 @@ class Limits:
             first = next(iter(room.parked.values()))
             assert first.parked_s is not None
             due = min(due, first.parked_s + self._config.backend_wait_s)
+        if room.held and (recovered_s := fleet.recovered_s()) is not None:
+            due = min(due, recovered_s)
         return due
 
     # --- hints -----------------------------------------------------------------------------------------------------

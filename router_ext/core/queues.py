@@ -5,6 +5,7 @@ service there goes first. Every operation is O(1) or O(log n); requests are remo
 
 A request that no usable backend could hold is *parked*: it waits, counts against the limits of queues and time, but
 stands in no queue, so it is nobody's turn and its tenant is not backlogged by it. It comes back to where it stood.
+So does a suspect that is *held* until others have been tried (``core.trial``).
 """
 
 from __future__ import annotations
@@ -197,7 +198,7 @@ class Tenant:
         aging_credit: admissions owed to aged requests of lower tiers.
         habits: what its last agents were like (``core.agents``).
         held_tokens: KV that its running slices reserved when they started, of a group that of its members.
-        num_queued, num_parked: all that wait, and those of them that are parked.
+        num_queued, num_parked: all that wait, and those of them that are parked or held.
     """
 
     __slots__ = (
@@ -255,7 +256,7 @@ class Tenant:
 
     @property
     def has_line(self) -> bool:
-        """Somebody stands in its queues (what is parked does not)."""
+        """Somebody stands in its queues (what is parked or held does not)."""
         return self.num_queued != self.num_parked
 
     @property
@@ -475,16 +476,17 @@ class WaitingRoom:
     Attributes:
         in_line: requests that stand in a queue, in the order they were queued. ``count``: their number.
         queued_tokens: predicted output of those in line.
-        parked: requests that wait outside the queues, in the order they were parked.
+        parked: requests that wait outside the queues, in the order they were parked. held: suspects that do.
     """
 
-    __slots__ = ("_limits", "_needs", "_orders", "_pushes", "count", "in_line", "parked", "queued_tokens")
+    __slots__ = ("_limits", "_needs", "_orders", "_pushes", "count", "held", "in_line", "parked", "queued_tokens")
 
     def __init__(self) -> None:
         self.count = 0
         self.queued_tokens = 0
         self.in_line: OrderedDict[RequestId, Request] = OrderedDict()
         self.parked: dict[RequestId, Request] = {}
+        self.held: dict[RequestId, Request] = {}
         self._limits: list[tuple[float, int, Request]] = []
         self._needs: list[tuple[int, int, Request]] = []
         self._pushes = 0
@@ -492,13 +494,14 @@ class WaitingRoom:
 
     @property
     def num_waiting(self) -> int:
-        """All that wait, parked ones included."""
-        return self.count + len(self.parked)
+        """All that wait, parked and held ones included."""
+        return self.count + len(self.parked) + len(self.held)
 
     def waiting(self) -> Iterator[Request]:
-        """All that wait: those in line in their order, then those parked."""
+        """All that wait: those in line in their order, then those parked, then those held."""
         yield from self.in_line.values()
         yield from self.parked.values()
+        yield from self.held.values()
 
     def take_place(self, request: Request, *, at_front: bool = False) -> None:
         """Give a request that begins to wait its place in the pool-wide order, which it keeps while it waits."""
@@ -547,6 +550,22 @@ class WaitingRoom:
         request.parked_for_s += now - request.parked_s
         request.parked_s = None
         del self.parked[request.request_id]
+        request.member.num_queued -= 1
+        request.member.num_parked -= 1
+
+    def hold(self, request: Request, now: float) -> None:
+        """Let a suspect that stands in no queue wait outside of them for its trial."""
+        request.held_s = now
+        self.held[request.request_id] = request
+        request.member.num_queued += 1
+        request.member.num_parked += 1
+
+    def release(self, request: Request, now: float) -> None:
+        """The suspect is held no longer."""
+        assert request.held_s is not None
+        request.held_for_s += now - request.held_s
+        request.held_s = None
+        del self.held[request.request_id]
         request.member.num_queued -= 1
         request.member.num_parked -= 1
 

@@ -49,7 +49,7 @@ class Request:
         agent: the agent it is a call of, under policies that order agents (``core.agents``).
         is_stuck: no backend that may be given work could hold its next slice (``core.slicing``).
         parked_s: since when it waits outside the order for such a backend, None if it does not.
-        parked_for_s: how long it did so before.
+        parked_for_s: how long it did so before. held_s, held_for_s: likewise, for its trial (``core.trial``).
         num_preempted: how often it was told to stop for others.
         cut_tokens: what the last cut is expected to cost, until the request is dispatched again; 0 if nothing is owed.
         steps: what became of it (``core.timeline``); num_steps_omitted: those not kept.
@@ -75,6 +75,8 @@ class Request:
         "first_token_s",
         "grammar",
         "has_paid_stall",
+        "held_for_s",
+        "held_s",
         "held_tokens",
         "input_tokens",
         "is_charged",
@@ -177,6 +179,8 @@ class Request:
         self.is_suspect = spec.is_suspect
         self.parked_s: float | None = None
         self.parked_for_s = 0.0
+        self.held_s: float | None = None
+        self.held_for_s = 0.0
         self.order = 0
         self.slice_busy = 0
         self.slice_idle = 0

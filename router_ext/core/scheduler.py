@@ -308,11 +308,14 @@ class Scheduler:
         if backend is None or backend.is_retired or backend.is_up == event.is_up:
             return
         backend.is_up = event.is_up
-        if not event.is_up:
+        if event.is_up:
+            backend.exposure.fell_s = None
+        else:
             backend.prefixes.clear()
-            backend.exposure.restarted()
+            backend.exposure.went_down(now)
         if self._fleet.refresh(now) and self._fleet.usable:
             self._limits.recheck(now, actions)
+        self._books.try_next(now)
         self._decider.decide(now, actions)
 
     def _on_reconfigured(self, event: Reconfigured, now: float, actions: list[Action]) -> None:
@@ -364,6 +367,7 @@ class Scheduler:
     def _on_timer_fired(self, event: TimerFired, now: float, actions: list[Action]) -> None:
         self._timer_at = _FOREVER
         self._limits.expire_due(now, actions)
+        self._books.try_next(now)
         self._decider.decide(now, actions)
 
     # --- across restarts -------------------------------------------------------------------------------------------

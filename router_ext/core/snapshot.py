@@ -145,7 +145,7 @@ def pool_stats(
     for tenant in tenants.values():
         for queue in tenant.by_rank:
             by_tier[queue.name] = by_tier.get(queue.name, 0) + len(queue)
-    for request in room.parked.values():
+    for request in (*room.parked.values(), *room.held.values()):
         by_tier[request.queue.name] = by_tier.get(request.queue.name, 0) + 1
     floor = counters.floor_or_last()
     gap = counters.largest_gap_service
@@ -235,6 +235,7 @@ def full_picture(
             "tier": request.queue.name,
             "state": request.state.name.lower(),
             "is_parked": request.parked_s is not None,
+            "is_held": request.held_s is not None,
             "age_s": now - request.arrival_s,
             "prompt_tokens": request.prompt_tokens,
             "input_tokens": request.input_tokens,

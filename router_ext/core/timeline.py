@@ -28,6 +28,8 @@ class Step(enum.StrEnum):
     QUEUED = "queued"
     PARKED = "parked"
     UNPARKED = "unparked"
+    HELD = "held"
+    TRIED = "tried"
     DISPATCHED = "dispatched"
     FIRST_TOKEN = "first_token"
     SLICE_ENDED = "slice_ended"
@@ -43,6 +45,8 @@ _WORDS = {
     Step.QUEUED: "began to wait",
     Step.PARKED: "waits for a backend that could hold it",
     Step.UNPARKED: "such a backend is there: back in line",
+    Step.HELD: "a backend may fall under it: waits until others like it have been tried",
+    Step.TRIED: "its turn to be tried alone: back in line",
     Step.FIRST_TOKEN: "first token",
     Step.SLICE_ENDED: "the slice is over, it waits for the next",
     Step.PREEMPTED: "stopped for others, it waits to go on",

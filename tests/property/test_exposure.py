@@ -164,6 +164,7 @@ def joined(patch: pytest.MonkeyPatch) -> None:
 
 def all_suspects_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Placement, "_is_suspect_exposed", lambda self: False)
+    patch.setattr(Books, "_hold", lambda self, request, now: self._come_back([request]))
 
 
 def stalls_without_limit(patch: pytest.MonkeyPatch) -> None:
