@@ -41,6 +41,7 @@ class _Shell(msgspec.Struct, kw_only=True):
     tenants: list[msgspec.Raw]
     keys: list[msgspec.Raw]
     groups: list[msgspec.Raw] = []
+    cancelled: list[str] = []
     digest: str = ""
 
 
@@ -60,6 +61,7 @@ def decode_snapshot(body: bytes) -> ConfigSnapshot:
             tenants=_decode_all(shell.tenants, TenantRecord),
             keys=_decode_all(shell.keys, KeyRecord),
             groups=_decode_all(shell.groups, GroupRecord),
+            cancelled=shell.cancelled,
             digest=shell.digest,
         )
     except msgspec.MsgspecError as error:

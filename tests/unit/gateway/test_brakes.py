@@ -73,6 +73,15 @@ async def test_one_request_is_cancelled_and_no_other(world: Two) -> None:
     assert len(engine_of(world).calls) == 1
 
 
+async def test_a_request_is_cancelled_by_the_id_its_client_got(world: Two) -> None:
+    peer = ask(world)
+    await until(lambda: b" t2" in peer.data)
+    (call,) = engine_of(world).calls
+    await world.publish(cancelled=[call.request_id])
+    assert b"The operator has cancelled this request." in await peer.wait()
+    assert not engine_of(world).calls
+
+
 async def test_a_stopped_tenant_ends_and_is_refused(world: Two) -> None:
     alice, bob = ask(world), ask(world, key=world.bob)
     await until(lambda: b" t2" in alice.data and b" t2" in bob.data)

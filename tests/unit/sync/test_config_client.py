@@ -17,7 +17,16 @@ from router_ext.errors import ArtifactRefused, SnapshotRefused
 from router_ext.sync.config_client import ConfigClient
 from router_ext.sync.session import ControlPlaneSession
 from router_ext.sync.snapshot_file import decode_snapshot
-from router_ext.wire.controlplane import ArtifactRecord, ConfigSnapshot, PoolRecord, snapshot_digest
+from router_ext.wire.controlplane import (
+    ArtifactRecord,
+    ConfigSnapshot,
+    GroupRecord,
+    KeyRecord,
+    PoolRecord,
+    TenantRecord,
+    TierRecord,
+    snapshot_digest,
+)
 
 MakeSnapshot = Callable[..., ConfigSnapshot]
 
@@ -275,6 +284,22 @@ async def test_a_body_in_another_order_is_checked_by_its_content(make_snapshot: 
     plain = msgspec.to_builtins(snapshot)
     body = msgspec.json.encode(dict(reversed(plain.items())))
     assert decode_snapshot(body) == snapshot
+
+
+def test_no_field_of_a_snapshot_is_lost_when_it_is_decoded() -> None:
+    blank = ConfigSnapshot(
+        revision=7,
+        published_at_us=8,
+        pools=[PoolRecord(pool="pol_1", name="main")],
+        tiers=[TierRecord(name="standard", rank=1)],
+        tenants=[TenantRecord(tenant="ten_1", name="one")],
+        keys=[KeyRecord(key="key_1", public_id="p", digest="d", pepper_version=1, tenant="ten_1", default_pool="main")],
+        groups=[GroupRecord(group="research")],
+        cancelled=["req_1"],
+    )
+    snapshot = msgspec.structs.replace(blank, digest=snapshot_digest(blank))
+    assert all(getattr(snapshot, name) for name in ConfigSnapshot.__struct_fields__), "a field is told by none"
+    assert decode_snapshot(msgspec.json.encode(snapshot, order="deterministic")) == snapshot
     assert snapshot_digest(snapshot) == snapshot.digest
 
 
