@@ -22,7 +22,7 @@ class TierChangesSerializer(StrictSerializer):
         allow_null=True,
         min_value=0,
         max_value=60,
-        help_text="Seconds a new grammar may stall a backend; null: 2, 0: no new grammars",
+        help_text="Seconds a new grammar may stall a backend; null: 2, 0: no grammars",
     )
 
 

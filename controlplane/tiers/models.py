@@ -15,7 +15,7 @@ def _tier_id() -> str:
 class Tier(Record):
     """A tier; its name is its public reference and never changes, because the books name it.
 
-    ``grammar_stall_s``: seconds a new grammar may stall a backend; None: the routers' default of 2, 0: none is taken.
+    ``grammar_stall_s``: seconds a new grammar may stall a backend; None: the routers' 2, 0: no grammars.
     """
 
     id = models.CharField(primary_key=True, max_length=40, default=_tier_id, editable=False)

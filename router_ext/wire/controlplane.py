@@ -40,7 +40,7 @@ LONG_POLL_S = 25
 
 class TierRecord(msgspec.Struct, frozen=True, kw_only=True):
     """An SLO tier; fields as ``core.config.TierConfig``. ``grammar_stall_s``: seconds a new grammar of this tier may
-    stall a backend; None: the router's default, 0: no new grammars."""
+    stall a backend; None: the router's default, 0: no grammars."""
 
     name: str
     rank: int

@@ -33,7 +33,7 @@ class TierForm(VersionedForm):
         label="Stall by a new grammar, s",
         required=False,
         help_text="Seconds a grammar may stall a backend that has not compiled it; more is refused with the figures. "
-        "0 to 60; 0: no new grammars, empty: 2.",
+        "0 to 60; 0: no grammars, empty: 2.",
         widget=forms.NumberInput(attrs={"step": "any", "min": "0", "max": "60", "placeholder": "2"}),
     )
 
