@@ -22,8 +22,8 @@ import orjson
 from router_ext.devserver.codec import Codec
 from router_ext.devserver.constraint import Constraint, Effect, Hazard, ServerDies
 from router_ext.devserver.constraints import check_schema, inlined, regex_of, schema_of
-from router_ext.guard.examples import HAZARDS
-from router_ext.guard.grammar import Grammar
+from router_ext.guard.examples import HAZARDS, TOOLS
+from router_ext.guard.grammar import Grammar, functions_of, tool_schema
 from router_ext.guard.verdict import BASE_STALL_S, ENTRY_S
 
 FROZEN_S = 300.0
@@ -50,6 +50,9 @@ TABLE: dict[str, Hazard] = {
 }
 """Effects by the names of ``guard.examples.HAZARDS``; those that are missing are refused before they have any."""
 
+TOOLS_TABLE: dict[str, Hazard] = {"20 tools of 3 fields": Hazard(Effect.STALL, 1.2)}
+"""Effects by the names of ``guard.examples.TOOLS``, where counting is far off: tools share most of their automaton."""
+
 _REPEAT = re.compile(r"\{(\d+)(?:,(\d*))?\}")
 _CLASS = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
 _GROUP = re.compile(r"\((\?(:|=|!|<=|<!|P<\w+>))?")
@@ -62,6 +65,10 @@ class Hazards:
         self._codec = codec
         grammars = {name: Grammar.of_field(HAZARDS[name]) for name in TABLE}
         self._known = {grammar.digest: TABLE[name] for name, grammar in grammars.items() if grammar is not None}
+        for name, hazard in TOOLS_TABLE.items():
+            for mode in ("auto", "required"):
+                schema = tool_schema(functions_of(TOOLS[name], mode, None))
+                self._known[Grammar.schema(schema).digest] = hazard
 
     def __call__(self, kind: str, value: Any) -> Constraint | None:
         """See ``constraints.compiled``."""

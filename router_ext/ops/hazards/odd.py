@@ -57,7 +57,7 @@ def _all() -> Iterator[Odd]:
 
     tools = TOOLS[_MANY_TOOLS]
     messages = [{"role": "user", "content": "What should be done?"}]
-    yield Odd(_MANY_TOOLS, "/v1/chat/completions", {"messages": messages, "tools": tools, "max_tokens": 8}, None)
+    yield Odd(_MANY_TOOLS, "/v1/chat/completions", {"messages": messages, "tools": tools, "max_tokens": 64}, None)
     for line in files(__package__).joinpath("odd_requests.jsonl").read_text("utf-8").splitlines():
         recorded = json.loads(line)
         body = recorded["body"]

@@ -13,8 +13,8 @@ from router_ext.devserver.codec import Codec
 from router_ext.devserver.constraint import Constraint, Effect, Hazard, ServerDies
 from router_ext.devserver.constraints import compiled
 from router_ext.devserver.generation import GenerationFailed
-from router_ext.devserver.hazards import TABLE, Hazards, counted_states, optional_fields
-from router_ext.guard.examples import HAZARDS, record, regex_grammar
+from router_ext.devserver.hazards import TABLE, TOOLS_TABLE, Hazards, counted_states, optional_fields
+from router_ext.guard.examples import HAZARDS, TOOLS, record, regex_grammar
 from router_ext.guard.grammar import functions_of, tool_schema
 
 DOCS = Path(__file__).parents[3] / "docs" / "model-server.md"
@@ -46,6 +46,14 @@ def test_a_known_grammar_has_its_effect(hazards: Hazards, name: str) -> None:
     assert effect_of(hazards, HAZARDS[name]) == TABLE[name]
 
 
+@pytest.mark.parametrize("mode", ["auto", "required"])
+@pytest.mark.parametrize("name", sorted(TOOLS_TABLE))
+def test_known_tools_have_their_effect(hazards: Hazards, name: str, mode: str) -> None:
+    schema = tool_schema(functions_of(TOOLS[name], mode, None))
+    assert effect_of(hazards, {"type": "json", "value": schema}) == TOOLS_TABLE[name]
+    assert effect_of(hazards, {"type": "json", "value": tool_schema(functions_of(TOOLS[name][1:], mode, None))}).stall_s
+
+
 @pytest.mark.parametrize("name", ["reference to nothing", "unknown type"])
 def test_what_tgi_refuses_is_refused(hazards: Hazards, name: str) -> None:
     messages = []
@@ -72,7 +80,9 @@ def words(hazard: Hazard) -> str:
 
 def test_the_documentation_shows_the_table() -> None:
     shown = dict(re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", DOCS.read_text("utf-8").split("| grammar |")[1], re.M))
-    assert {k: v for k, v in shown.items() if k != "---"} == {name: words(hazard) for name, hazard in TABLE.items()}
+    assert {k: v for k, v in shown.items() if k != "---"} == {
+        name: words(hazard) for name, hazard in (TABLE | TOOLS_TABLE).items()
+    }
 
 
 @pytest.mark.parametrize(
