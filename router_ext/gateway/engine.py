@@ -375,7 +375,8 @@ class PoolEngine:
             if member is None:
                 continue
             # What is sent there says nothing of it: the silence lasts since its last word, or since the first of them.
-            since = max(member.answered_s, *(g.heard_s for g in generations), min(g.started_s for g in generations))
+            word_s = max(member.answered_s, *(g.heard_s for g in generations))
+            since = max(word_s, min(g.started_s for g in generations))
             stall_s = max(g.spec.stall_s for g in generations)
             if now - since < max(FREEZE_S, 3.0 * stall_s):
                 continue
@@ -385,7 +386,7 @@ class PoolEngine:
             self.backends.stream_failed(backend, frozen)
             # Those who have tokens are innocent, and first to go on elsewhere; so are those who came too late.
             for generation in sorted(generations, key=lambda g: not g.has_spoken):
-                generation.frozen(late if generation.started_s > since + quiet_s else frozen)
+                generation.frozen(late if generation.started_s > word_s + quiet_s else frozen)
 
     def fitting_new_tokens(self, prompt_tokens: int, max_new_tokens: int) -> int:
         """``max_new_tokens`` as far as the KV of the largest backend reaches: there the answer ends by ``length``.

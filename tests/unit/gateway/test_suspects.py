@@ -147,7 +147,7 @@ async def test_a_frozen_backend_is_left_by_all(world: Falling, monkeypatch: pyte
     engine.look_for_frozen()
     assert engine.backends.members[frozen].state == "up", "five seconds have not gone by"  # type: ignore[index]
     monkeypatch.setattr(engine_module, "FREEZE_S", 0.0)
-    monkeypatch.setattr(engine.backends.members[frozen], "answered_s", 0.0)  # type: ignore[index]
+    engine.backends.members[frozen].answered_s = engine.loop.time() - 1.0  # type: ignore[index]
     monkeypatch.setattr(world.clients[frozen], "_play", lambda path, body: Script(ending=Ending.HANG))
     engine.look_for_frozen()
     assert engine.backends.members[frozen].state == "down"  # type: ignore[index]
@@ -174,6 +174,23 @@ async def test_what_is_sent_to_a_frozen_backend_is_innocent_and_hides_nothing(tm
         for peer in (evil, late):
             assert b"generated_text" in await peer.wait()
         assert [word for _, word in world.sent].count("late") == 2
+
+
+async def test_nobody_answers_for_a_culprit_whose_client_has_left(tmp_path: Path) -> None:
+    """The backend had been silent for seconds when the first of those was sent there that still run."""
+    async with running(tmp_path, Falling(1)) as world:
+        assert isinstance(world, Falling)
+        engine = engine_of(world)
+        (member,) = engine.backends.members.values()
+        world.fates["good"] = [Script(ending=Ending.HANG)]
+        good = ask(world, "good")
+        await until(lambda: bool(world.sent))
+        (generation,) = engine._generations.values()
+        now = engine.loop.time()
+        generation.started_s, member.answered_s = now - 5.5, now - 9.0
+        engine.look_for_frozen()
+        assert not any(engine.suspects.strikes.values())
+        assert b"generated_text" in await good.wait()
 
 
 async def test_all_backends_may_be_gone_one_after_the_other(tmp_path: Path) -> None:
