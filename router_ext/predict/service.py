@@ -35,6 +35,9 @@ from router_ext.predict.predictor import Predictor, Request, in_tokens
 from router_ext.predict.reading import Reading
 from router_ext.predict.reading import read as read_prompt
 
+PLAIN_CAPACITY = 2_048
+"""Prompts of pools without a length model that are remembered: little is gained there, and memory is scarce."""
+
 MAX_PENDING = 8_192
 """Questions whose end is awaited; of older ones nothing is learned."""
 
@@ -116,7 +119,7 @@ class LengthService:
         self._models: dict[str, tuple[str, Predictor]] = {}
         self._history = History()
         self._memory = Memory()
-        self._plain_memory = Memory()
+        self._plain_memory = Memory(capacity=PLAIN_CAPACITY)
         self._pending: OrderedDict[int, _Pending] = OrderedDict()
         self._use_key(os.urandom(_KEY_BYTES) if key is None else key)
 
@@ -293,7 +296,7 @@ class LengthService:
         Raises:
             ValueError: it cannot be used; nothing of it is.
         """
-        history, memory, plain_memory = History(), Memory(), Memory()
+        history, memory, plain_memory = History(), Memory(), Memory(capacity=PLAIN_CAPACITY)
         decode = msgspec.msgpack.Decoder(_Head | _Slice).decode
         found: tuple[list[bytes], ...] = ([], [], [])
         try:

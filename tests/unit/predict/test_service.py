@@ -203,7 +203,7 @@ def test_all_that_a_request_states_of_sampling_is_a_feature() -> None:
 def test_a_state_is_whole_whatever_is_learned_while_it_is_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slices of two rows, and between any two of them more is learned than is remembered at all."""
     monkeypatch.setattr(residuals, "SLICE", 2)
-    monkeypatch.setattr("router_ext.predict.service.Memory", lambda: Memory(capacity=8))
+    monkeypatch.setattr("router_ext.predict.service.Memory", lambda **_: Memory(capacity=8))
     service = LengthService()
     number = 0
 
