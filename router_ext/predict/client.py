@@ -33,12 +33,12 @@ from router_ext.predict.messages import (
     Assign,
     Assigned,
     Ended,
-    Frames,
     FromWorker,
     Ready,
-    frame,
+    framed,
 )
 from router_ext.predict.state import SAVE_INTERVAL_S
+from router_ext.wire.frames import Frames
 
 _log = get_logger(__name__)
 
@@ -157,7 +157,7 @@ class PredictionClient:
             return None
         answer: asyncio.Future[Answer | None] = self._loop.create_future()
         self._waiting[question.id] = (answer, self._clock())
-        transport.write(frame(question))
+        transport.write(framed(question))
         if self._watch is None:
             self._watch = self._loop.call_later(HANG_S, self._look)
         return answer
@@ -166,7 +166,7 @@ class PredictionClient:
         """What became of an answer. Lost if the worker is away: it is one observation of many."""
         transport = self._transport
         if self.state == "up" and transport is not None and transport.get_write_buffer_size() < MAX_UNSENT_BYTES:
-            transport.write(frame(news))
+            transport.write(framed(news))
 
     def assign(self, pool: str, digest: str | None, path: str = "") -> None:
         """The model of a pool from now on, also in workers to come. ``Listener.model_assigned`` tells the outcome."""
@@ -187,7 +187,7 @@ class PredictionClient:
         if self.state == "up" and self._transport is not None:
             if message.digest is not None:
                 self._loading.append(message)
-            self._transport.write(frame(message))
+            self._transport.write(framed(message))
 
     # --- models that kill -------------------------------------------------------------------------------------------
 

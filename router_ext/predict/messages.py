@@ -1,6 +1,4 @@
-"""What router and prediction worker say to each other over their socket.
-
-    frame = length of the payload (u32, little endian) | payload (msgpack)
+"""What router and prediction worker say to each other over their socket: MessagePack in ``wire.frames``.
 
     router                      worker
     Assign(pool, digest)  -->           which model answers for a pool, None: none; any number of times
@@ -16,19 +14,14 @@ Prompts travel here as bounded pieces of text and go no further: neither side ke
 from __future__ import annotations
 
 import math
-import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import TypeAlias
 
 import msgspec
 
 from router_ext.predict.baseline import LEVELS, MAX_TOKENS
-
-MAX_FRAME_BYTES = 8 << 20
-"""Far above the largest batch of answers; a larger number is a stream out of step."""
-
-_LENGTH = struct.Struct("<I")
+from router_ext.wire.frames import frame
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
@@ -133,36 +126,6 @@ FromWorker: TypeAlias = Ready | Assigned | Answers
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def frame(message: ToWorker | FromWorker) -> bytes:
+def framed(message: ToWorker | FromWorker) -> bytes:
     """Bytes of one message."""
-    payload = _encode(message)
-    return _LENGTH.pack(len(payload)) + payload
-
-
-class Frames:
-    """Payloads out of a byte stream, however it is cut."""
-
-    __slots__ = ("_data",)
-
-    def __init__(self) -> None:
-        self._data = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """Payloads that are complete by now.
-
-        Raises:
-            ValueError: the stream is out of step.
-        """
-        held = self._data
-        held += data
-        at = 0
-        while len(held) - at >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(held, at)
-            if length > MAX_FRAME_BYTES:
-                raise ValueError(f"a frame of {length} bytes")
-            end = at + _LENGTH.size + length
-            if len(held) < end:
-                break
-            yield bytes(held[at + _LENGTH.size : end])
-            at = end
-        del held[:at]
+    return frame(_encode(message))

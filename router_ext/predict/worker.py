@@ -31,9 +31,10 @@ import msgspec
 
 from router_ext.errors import ArtifactRefused
 from router_ext.predict.gathering import Gathering
-from router_ext.predict.messages import Answer, Answers, Ask, Assign, Assigned, Ended, Frames, Ready, ToWorker, frame
+from router_ext.predict.messages import Answer, Answers, Ask, Assign, Assigned, Ended, Ready, ToWorker, framed
 from router_ext.predict.notes import Notes
 from router_ext.predict.state import SAVE_INTERVAL_S, Saving, StateFile
+from router_ext.wire.frames import Frames
 
 MAX_BATCH = 64
 """Questions of one pass: an answer waits for the whole of it, and more than this gains nothing."""
@@ -161,7 +162,7 @@ class Worker:
         self._gathering.answered(len(self._questions), time.monotonic())
 
     def _send(self, message: Ready | Assigned | Answers) -> None:
-        self._socket.sendall(frame(message))
+        self._socket.sendall(framed(message))
 
     # --- models -----------------------------------------------------------------------------------------------------
 
