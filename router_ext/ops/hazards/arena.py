@@ -112,7 +112,7 @@ class Orchestrator:
 
     async def _look_after(self, server: Server) -> None:
         while True:
-            answering = asyncio.create_task(self._ask(server))
+            answering = asyncio.create_task(self._ask(server, "/health"))
             try:
                 while not answering.done() and not server.is_dead and time.monotonic() < server.answered_s + FROZEN_S:
                     await asyncio.wait([answering], timeout=_LOOK_S)
@@ -129,21 +129,21 @@ class Orchestrator:
                 answering.cancel()
             await asyncio.sleep(_LOOK_S)
 
-    async def _ask(self, server: Server) -> None:
-        """Ask for its health until it answers."""
+    async def _ask(self, server: Server, path: str) -> None:
+        """Ask until it answers."""
         while True:
             with contextlib.suppress(aiohttp.ClientError):
-                async with self._session.get(f"http://127.0.0.1:{server.port}/health") as answer:
+                async with self._session.get(f"http://127.0.0.1:{server.port}{path}") as answer:
                     if answer.status == 200:
                         server.answered_s = time.monotonic()
                         return
             await asyncio.sleep(_LOOK_S)
 
     async def _wait(self, server: Server) -> None:
-        server.answered_s = time.monotonic()
+        """Wait until it has started; it may have been given something that freezes it by then."""
         try:
             async with asyncio.timeout(_START_LIMIT_S):
-                await self._ask(server)
+                await self._ask(server, "/info")
         except TimeoutError:
             raise FairlaneError(f"{server.name} does not start; its log ends:\n{process.tail(server.log)}") from None
 
