@@ -124,6 +124,7 @@ class PredictionClient:
         self._transport: asyncio.Transport | None = None
         self._next_id = 1
         self._watch: asyncio.TimerHandle | None = None
+        self._starting: asyncio.TimerHandle | None = None
         self._over: asyncio.Future[str] | None = None
 
     # --- questions --------------------------------------------------------------------------------------------------
@@ -247,6 +248,7 @@ class PredictionClient:
         transport: asyncio.Transport | None = None
         self.state = "starting"
         self._over = self._loop.create_future()
+        self._starting = self._loop.call_later(START_LIMIT_S, self._end, f"not ready after {START_LIMIT_S:g} s")
         try:
             with theirs:
                 process = await asyncio.create_subprocess_exec(
@@ -259,11 +261,7 @@ class PredictionClient:
             self.pid = process.pid
             transport, _ = await self._loop.create_connection(lambda: _Connection(self), sock=ours)
             self._transport = transport
-            start = self._loop.call_later(START_LIMIT_S, self._end, f"not ready after {START_LIMIT_S:g} s")
-            try:
-                self.why_down = await self._over
-            finally:
-                start.cancel()
+            self.why_down = await self._over
         except OSError as error:
             self.why_down = f"it could not be started: {error.strerror}"
         finally:
@@ -277,6 +275,8 @@ class PredictionClient:
 
     def _lost(self) -> None:
         self.state, self.pid, self._transport = "down", None, None
+        if self._starting is not None:
+            self._starting.cancel()
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
@@ -317,6 +317,8 @@ class PredictionClient:
                 self._listener.model_assigned(message)
             case Ready():
                 self.state = "up"
+                if self._starting is not None:
+                    self._starting.cancel()
                 _log.info("predictor.worker_ready", pid=message.pid, known=message.known)
                 for pool, wanted in self._wanted.items():
                     good = self._good.get(pool)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,6 +78,25 @@ def question(client: PredictionClient, text: str = "hello", pool: str = "pol") -
         is_greedy=False,
         has_stop=False,
     )
+
+
+async def test_the_limit_of_a_start_is_none_of_a_worker_that_is_ready(tmp_path: Path) -> None:
+    loop = asyncio.get_running_loop()
+    limits: list[asyncio.TimerHandle] = []
+    later = loop.call_later
+
+    def noted(delay: float, *args: Any, **kwargs: Any) -> asyncio.TimerHandle:
+        handle = later(delay, *args, **kwargs)
+        if delay == clients.START_LIMIT_S:
+            limits.append(handle)
+        return handle
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "call_later", noted)
+        async with running("plain", tmp_path) as (client, heard):
+            assert [limit.cancelled() for limit in limits] == [True], "it would be ended in the middle of its work"
+            assert client.is_up
+            assert heard.ends == 0
 
 
 async def asked(client: PredictionClient, text: str = "hello") -> Answer | None:
