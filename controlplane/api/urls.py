@@ -10,7 +10,7 @@ from controlplane.accounts.api import TokenViewSet
 from controlplane.api.views import not_found
 from controlplane.audit.api import AuditViewSet
 from controlplane.fleet.api import BackendViewSet, PoliciesView, PoolViewSet, RouterViewSet
-from controlplane.fleet.brakes_api import HazardViewSet, RequestBrakeViewSet
+from controlplane.fleet.brakes_api import HazardViewSet, RequestBrakeViewSet, UnderWayView
 from controlplane.keys.api import KeyViewSet
 from controlplane.rollout.api import RevisionViewSet
 from controlplane.tenants.api import GroupViewSet, TenantViewSet
@@ -47,6 +47,7 @@ urlpatterns = [
     path("openapi.json", SpectacularJSONAPIView.as_view(), name="openapi"),
     path("docs", SpectacularSwaggerSplitView.as_view(url_name="openapi"), name="api-docs"),
     path("policies", PoliciesView.as_view(), name="policies"),
+    path("requests", UnderWayView.as_view(), name="requests"),
     path(
         "requests/<path:request_id>/cancel",
         RequestBrakeViewSet.as_view({"post": "cancel"}),

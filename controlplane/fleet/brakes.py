@@ -12,13 +12,14 @@ from typing import Any
 
 from controlplane.audit.actions import record, save_change
 from controlplane.common.actor import Actor, Scope, system_actor
-from controlplane.common.clock import utc_now
+from controlplane.common.clock import from_us, utc_now
 from controlplane.common.errors import Conflict, Invalid
 from controlplane.common.use_case import mark_config_changed, use_case
 from controlplane.common.validation import checked_reason, get_or_not_found, lock_version
 from controlplane.fleet.actions import backend_fields, pool_fields
 from controlplane.fleet.models import Backend, Cancellation, Pool
 from controlplane.fleet.queries import backends, live_heartbeats
+from router_ext.wire.controlplane import LiveRequest
 
 CANCELLED_FOR = timedelta(minutes=10)
 """How long a cancellation stays in the snapshot: routers that were cut off for a while learn of it as well."""
@@ -147,6 +148,28 @@ def _forget(*, actor: Actor, rows: Any) -> int:
     n_deleted, _ = rows.delete()
     mark_config_changed("cancellations of ten minutes ago forgotten")
     return int(n_deleted)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnderWay:
+    """A request that waits or runs on a router."""
+
+    router: str
+    pool: str
+    live: LiveRequest
+    arrived_at: datetime
+
+
+def under_way(*, actor: Actor) -> list[UnderWay]:
+    """Requests that wait or run longest, 20 of each pool and router, by the heartbeats of the last 15 seconds."""
+    actor.require(Scope.READ)
+    found = [
+        UnderWay(router=instance, pool=pool.pool, live=live, arrived_at=from_us(live.arrived_at_us))
+        for instance, beat in live_heartbeats().items()
+        for pool in beat.pools
+        for live in pool.oldest
+    ]
+    return sorted(found, key=lambda each: each.live.arrived_at_us)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

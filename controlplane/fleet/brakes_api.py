@@ -8,6 +8,7 @@ from drf_spectacular.utils import OpenApiParameter, extend_schema, extend_schema
 from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.response import Response
+from rest_framework.views import APIView
 
 from controlplane.common.errors import Invalid
 from controlplane.common.rest import (
@@ -61,7 +62,7 @@ class HazardSerializer(serializers.ModelSerializer[Hazard]):
     retrieve=extend_schema(responses={200: HazardSerializer, **PROBLEMS}),
 )
 class HazardViewSet(UseCaseViewSet):
-    """Requests under which two backends fell. Kept 90 days."""
+    """Requests that were refused because backends fell under them. Kept 90 days."""
 
     what = "hazard"
     queryset = Hazard.objects.none()
@@ -105,6 +106,33 @@ class OccupancySerializer(serializers.Serializer[Any]):
         allow_null=True, help_text="Nothing runs there and nothing will be started; null: no router reports"
     )
     routers = RunningThereSerializer(many=True)
+
+
+class UnderWaySerializer(serializers.Serializer[Any]):
+    request = serializers.CharField(source="live.request", help_text="The id its client got as `x-request-id`")
+    event = serializers.CharField(source="live.event")
+    tenant = serializers.CharField(source="live.tenant")
+    key = serializers.CharField(source="live.key", help_text="Public id")
+    tier = serializers.CharField(source="live.tier")
+    arrived_at = serializers.DateTimeField()
+    output_tokens = serializers.IntegerField(source="live.output_tokens")
+    backend = serializers.CharField(source="live.backend", allow_null=True, help_text="Where it runs; null: it waits")
+    pool = serializers.CharField()
+    router = serializers.CharField()
+
+
+class UnderWayListSerializer(serializers.Serializer[Any]):
+    results = UnderWaySerializer(many=True)
+    next = serializers.CharField(allow_null=True, help_text="Always null")
+
+
+class UnderWayView(APIView):
+    """Requests that wait or run, the oldest first; 20 of each pool and router."""
+
+    @extend_schema(operation_id="requests_list", responses={200: UnderWayListSerializer, **PROBLEMS})
+    def get(self, request: Any) -> Response:
+        found = brakes.under_way(actor=request.actor)
+        return Response(UnderWayListSerializer({"results": found, "next": None}).data)
 
 
 class CancellationSerializer(serializers.ModelSerializer[Cancellation]):

@@ -54,7 +54,7 @@ from router_ext.obs.metrics import Metrics
 from router_ext.predict.baseline import Baseline
 from router_ext.settings import RouterSettings
 from router_ext.sync.ledger import Ledger
-from router_ext.wire.controlplane import BackendRecord, ConfigSnapshot, PoolRecord
+from router_ext.wire.controlplane import BackendRecord, ConfigSnapshot, LiveRequest, PoolRecord
 
 _log = get_logger(__name__)
 
@@ -399,6 +399,10 @@ class PoolEngine:
     def requests(self, limit: int) -> list[dict[str, Any]]:
         """Live requests and the newest that have ended, for an operator."""
         return [{"pool": self.name, **line} for line in self.books.explanations.newest(self.calls, limit)]
+
+    def oldest(self, limit: int) -> list[LiveRequest]:
+        """Live requests that arrived first."""
+        return self.books.explanations.oldest(self.calls, limit)
 
     def explain(self, wanted: str) -> list[dict[str, Any]]:
         """Why the requests of this id waited and what became of them, as of now."""

@@ -6,6 +6,7 @@ remembers; everything older is in the control plane's books.
 
 from __future__ import annotations
 
+import heapq
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from router_ext.core.ids import RequestId
 from router_ext.core.scheduler import Scheduler
 from router_ext.core.timeline import Moment, Step, words
 from router_ext.gateway.call import Call
-from router_ext.wire.controlplane import MomentRecord, ReasonRecord
+from router_ext.wire.controlplane import LiveRequest, MomentRecord, ReasonRecord
 
 _REMEMBERED = 1_024
 
@@ -80,6 +81,29 @@ class Explanations:
         """Live requests, then those that have ended, newest first; without their explanations."""
         now = sorted((_known(call, None, None) for call in live), key=lambda known: -known.arrived_at_us)
         return [self._line(known) for known in [*now, *reversed(self._ended.values())][:limit]]
+
+    def oldest(self, live: Iterable[Call], limit: int) -> list[LiveRequest]:
+        """Live requests that arrived first, and where they run. O(live log limit)."""
+        calls = heapq.nsmallest(limit, live, key=lambda call: call.slot.start.arrived_at_us)
+        return [
+            LiveRequest(
+                request=call.slot.start.request,
+                event=call.slot.start.event,
+                tenant=call.slot.start.tenant,
+                key=call.slot.start.key,
+                tier=call.tier,
+                arrived_at_us=call.slot.start.arrived_at_us,
+                output_tokens=call.output_tokens,
+                backend=self._where(call.slot.start.event),
+            )
+            for call in calls
+        ]
+
+    def _where(self, event: str) -> str | None:
+        moments = self._scheduler.timeline(RequestId(event))
+        if not moments or moments[-1].step not in (Step.DISPATCHED, Step.FIRST_TOKEN):
+            return None
+        return next((m.backend for m in reversed(moments) if m.backend is not None), None)
 
     def find(self, live: Iterable[Call], wanted: str) -> Iterator[dict[str, Any]]:
         """Everything of the requests with this id: what their client got as ``x-request-id``, or that of the books."""

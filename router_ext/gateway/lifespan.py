@@ -52,6 +52,9 @@ from router_ext.wire.controlplane import (
 SNAPSHOT_FILE_POLL_S = 0.2
 """How often a snapshot file given in place of a control plane is looked at."""
 
+MAX_OLDEST = 20
+"""Live requests of a pool that a heartbeat names."""
+
 LENGTH_MODEL = "mixture"
 """Kind of an artifact that the prediction worker loads."""
 
@@ -489,6 +492,7 @@ def _pool_state(pool: str, engine: PoolEngine) -> PoolState:
         bound_terms=None if stats.bound_terms is None else BoundTerms(**asdict(stats.bound_terms)),
         service_per_gpu_s=stats.service_per_gpu_s,
         parked=stats.parked,
+        oldest=engine.oldest(MAX_OLDEST),
         preempted_total=stats.preempted_total,
         recomputed_tokens_total=stats.recomputed_tokens_total,
         waste_tokens=stats.waste_tokens,

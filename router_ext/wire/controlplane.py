@@ -320,6 +320,19 @@ class GroupState(msgspec.Struct, frozen=True, kw_only=True):
     counter: float = 0.0
 
 
+class LiveRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that waits (``backend`` is None) or runs. ``request``, ``event``, ``key``: as in ``UsageEvent``."""
+
+    request: str
+    event: str
+    tenant: str
+    key: str
+    tier: str
+    arrived_at_us: int
+    output_tokens: int = 0
+    backend: str | None = None
+
+
 class PoolState(msgspec.Struct, frozen=True, kw_only=True):
     pool: str
     policy: str
@@ -349,6 +362,8 @@ class PoolState(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that preempted requests sent again since then."""
     waste_tokens: float | None = None
     """Tokens that may be computed again for preemptions at present; negative after an overdraft."""
+    oldest: list[LiveRequest] = []
+    """Those that wait or run longest, the first to arrive first; at most 20."""
 
 
 class HazardRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Why a request waited: found by the id its client got, with reasons and a timeline."""
+"""What waits or runs now, and why a request waited: found by the id its client got, with reasons and a timeline."""
 
 from __future__ import annotations
 
@@ -24,11 +24,26 @@ def index(request: HttpRequest) -> HttpResponseBase:
     wanted = request.GET.get("id", "").strip()[:128]
     actor = actor_of(request)
     found = usage_queries.explained_requests(actor=actor, request_id=wanted) if wanted else []
-    servers = {b.id: b.name for b in fleet_queries.backends(actor=actor)} if found else {}
-    names = tenant_names() if found else {}
+    under_way = brakes.under_way(actor=actor)
+    servers = {b.id: b.name for b in fleet_queries.backends(actor=actor)} if found or under_way else {}
+    names = tenant_names() if found or under_way else {}
     entries = [_entry(each, names.get(each.event.tenant, each.event.tenant), servers) for each in found]
     cancelled = brakes.cancellations(actor=actor)[:MAX_CANCELLED]
-    return render(request, "console/requests.html", {"wanted": wanted, "found": entries, "cancelled": cancelled})
+    context = {
+        "wanted": wanted,
+        "found": entries,
+        "under_way": [
+            {
+                "row": each,
+                "tenant": names.get(each.live.tenant, each.live.tenant),
+                "where": servers.get(each.live.backend or "", each.live.backend),
+            }
+            for each in under_way
+        ],
+        "cancelled": cancelled,
+        "was_cancelled": any(each.request == wanted for each in cancelled),
+    }
+    return render(request, "console/requests.html", context)
 
 
 def _entry(found: usage_queries.ExplainedRequest, tenant: str, servers: dict[str, str]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from controlplane.rollout.models import Revision
 from controlplane.rollout.queries import current_body, current_number
 from controlplane.tenants.actions import resume_tenant, stop_tenant, update_tenant
 from controlplane.tiers.actions import update_tier
-from router_ext.wire.controlplane import BackendState, ConfigSnapshot, PoolState
+from router_ext.wire.controlplane import BackendState, ConfigSnapshot, LiveRequest, PoolState
 from tests.support.control_plane import ApiClient, make_backend, make_pool, make_tenant, make_tier, tell
 
 pytestmark = pytest.mark.django_db
@@ -136,6 +136,21 @@ def test_what_still_runs_on_a_backend_is_told_by_its_routers(system: Actor, api:
     assert shown(api, backend) == (0, True)
     say("one", "down", 0)
     assert shown(api, backend) == (0, True)
+
+
+def test_requests_under_way_are_listed_the_oldest_first(system: Actor, api: ApiClient) -> None:
+    assert api.send("GET", "/requests").json() == {"results": [], "next": None}
+    for router, arrived_at_us in (("one", 2_000_000), ("two", 1_000_000)):
+        live = LiveRequest(
+            request=f"req_{router}", event="evt", tenant="ten", key="abc", tier="standard", arrived_at_us=arrived_at_us
+        )
+        tell(pools=[PoolState(pool="pool_a", policy="fifo", oldest=[live])], router=router)
+    first, second = api.send("GET", "/requests").json()["results"]
+    assert (first["request"], second["request"]) == ("req_two", "req_one")
+    assert first == {
+        "request": "req_two", "event": "evt", "tenant": "ten", "key": "abc", "tier": "standard", "output_tokens": 0,
+        "arrived_at": "1970-01-01T00:00:01Z", "backend": None, "pool": "pool_a", "router": "two",
+    }  # fmt: skip
 
 
 # --- tenants and grammars --------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from controlplane.fleet.models import Backend, Cancellation, Hazard, Pool
 from controlplane.keys.models import ApiKey
 from controlplane.tenants.models import Tenant
 from controlplane.tiers.models import Tier
-from router_ext.wire.controlplane import BackendState, PoolState
+from router_ext.wire.controlplane import BackendState, LiveRequest, PoolState
 from tests.support.control_plane import (
     make_backend,
     make_hazard,
@@ -267,3 +267,23 @@ def test_what_was_cancelled_lately_is_listed(operator: Client) -> None:
     page = look(operator, "requests")
     assert "req_7" in page
     assert "for a test" in page
+
+
+def test_what_waits_or_runs_is_listed_to_be_cancelled(operator: Client, backend: Backend, tenant: Tenant) -> None:
+    assert "Nothing." in look(operator, "requests")
+    fields = {"tenant": tenant.id, "key": "abc", "tier": "standard"}
+    waits = LiveRequest(request="req/<1>", event="evt_1", arrived_at_us=2_000_000, **fields)
+    runs = LiveRequest(
+        request="req_2", event="evt_2", arrived_at_us=1_000_000, output_tokens=1_234, backend=backend.id, **fields
+    )
+    tell(pools=[PoolState(pool=backend.pool_id, policy="fifo", oldest=[waits, runs])])
+    page = look(operator, "requests")
+    rows = page[page.index("Waiting or running longest") :]
+    assert rows.index("req_2") < rows.index("req/&lt;1&gt;"), "the oldest first"
+    assert "1,234" in rows
+    assert "left" in rows, "the backend by its name"
+    assert "Web chat" in rows
+    assert "?id=req/%3C1%3E" in rows or "?id=req%2F%3C1%3E" in rows
+    assert rows.count("waits</span>") == 1
+    brakes.cancel_request(actor=SYSTEM, request_id="req_2", reason="for a test")
+    assert "has been booked yet; it was cancelled." in look(operator, "requests", id="req_2")

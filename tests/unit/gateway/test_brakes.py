@@ -82,6 +82,32 @@ async def test_a_request_is_cancelled_by_the_id_its_client_got(world: Two) -> No
     assert not engine_of(world).calls
 
 
+async def test_what_waits_or_runs_is_told_in_heartbeats(world: Two) -> None:
+    peers = [ask(world), ask(world, key=world.bob)]
+    await until(lambda: all(b" t2" in peer.data for peer in peers))
+    (pool,) = world.router.heartbeat().pools
+    calls = {call.slot.start.event: call for call in engine_of(world).calls}
+    assert {live.event for live in pool.oldest} == set(calls)
+    assert [live.arrived_at_us for live in pool.oldest] == sorted(live.arrived_at_us for live in pool.oldest)
+    for live in pool.oldest:
+        start = calls[live.event].slot.start
+        assert (live.request, live.tenant, live.key) == (start.request, start.tenant, start.key)
+        assert (live.output_tokens, live.backend) == (2, calls[live.event].backends[-1])
+    assert {live.tenant for live in pool.oldest} == {"ten_alice", "ten_bob"}
+    await world.publish(tenant={"ten_alice": {"state": "stopped"}, "ten_bob": {"state": "stopped"}})
+    (pool,) = world.router.heartbeat().pools
+    assert pool.oldest == []
+
+
+async def test_a_request_that_waits_is_told_to_be_nowhere(world: Two) -> None:
+    world.setup.backends = [msgspec.structs.replace(b, is_cordoned=True) for b in world.setup.backends]
+    await world.router.apply(world.setup.snapshot())
+    ask(world)
+    await until(lambda: engine_of(world).stats().queued == 1)
+    (pool,) = world.router.heartbeat().pools
+    assert [(live.backend, live.output_tokens) for live in pool.oldest] == [(None, 0)]
+
+
 async def test_a_stopped_tenant_ends_and_is_refused(world: Two) -> None:
     alice, bob = ask(world), ask(world, key=world.bob)
     await until(lambda: b" t2" in alice.data and b" t2" in bob.data)
