@@ -112,7 +112,7 @@ class UnderWaySerializer(serializers.Serializer[Any]):
     request = serializers.CharField(source="live.request", help_text="The id its client got as `x-request-id`")
     event = serializers.CharField(source="live.event")
     tenant = serializers.CharField(source="live.tenant")
-    key = serializers.CharField(source="live.key", help_text="Public id")
+    key = serializers.CharField(source="live.key", help_text="Its id")
     tier = serializers.CharField(source="live.tier")
     arrived_at = serializers.DateTimeField()
     output_tokens = serializers.IntegerField(source="live.output_tokens")
