@@ -51,6 +51,19 @@ async def tokenize(backend: Backend, text: str) -> list[TokenizedToken]:
         raise _misunderstood("/tokenize", error) from None
 
 
+async def reads_images(backend: Backend) -> bool:
+    """Whether the model takes an image's address in a text for the image: one that cannot be fetched is refused then.
+
+    Raises:
+        UpstreamFailed: no usable answer.
+    """
+    reply = await backend.call("POST", "/tokenize", encode_tokenize("![](-)"))
+    if reply.status == 422:
+        return True
+    _ok(reply, "/tokenize")
+    return False
+
+
 async def chat_tokenize(backend: Backend, body: bytes) -> tuple[ChatTokenized | None, Reply]:
     """Template and tokenise a chat body; None with the reply if the backend refused it."""
     reply = await backend.call("POST", "/chat_tokenize", body)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,7 +28,7 @@ from router_ext.gateway.dialects import decode_body, decode_tokenize, dialect_of
 from router_ext.gateway.engine import PoolEngine
 from router_ext.gateway.exchange import EXTENSION, Exchange
 from router_ext.gateway.foresight import Foresight
-from router_ext.gateway.generation import Dialect, ModelLimits
+from router_ext.gateway.generation import Dialect, ModelLimits, ResumeClass
 from router_ext.gateway.guarding import Judged
 from router_ext.gateway.lifespan import Router, draining
 from router_ext.gateway.measure import LARGE_BYTES, Measured, measure
@@ -283,6 +283,8 @@ class App:
                     eos_is_complete=bool(engine.model.tokenizer and engine.model.tokenizer.eos_ids),
                     added_ids=engine.model.tokenizer.added_ids if engine.model.tokenizer else frozenset(),
                     resume_class=measured.resume_class,
+                    is_resumable=engine.model.is_resumable,
+                    reads_images=engine.model.reads_images,
                 )
             spec = RequestSpec(
                 request_id=RequestId(event if index == 0 else f"{event}-{index}"),
@@ -294,7 +296,7 @@ class App:
                 predicted_output_tokens=None,
                 slice_tokens=None,
                 quantiles=foreseen.distribution,
-                is_sliceable=flow is not None and flow.is_sliceable and engine.model.is_resumable,
+                is_sliceable=flow is not None and flow.is_sliceable,
                 num_sequences=generation.num_sequences if flow is None else 1,
                 prefix=prompt.prefix,
                 agent_id=agent.agent,
@@ -315,7 +317,21 @@ class App:
         engine.submit(call, generations)
         if slot.is_open:  # else it was refused
             foresight.count()
+            self._count_unresumable(engine, measured, generations)
         return client
+
+    def _count_unresumable(
+        self, engine: PoolEngine, measured: Measured, generations: Sequence[TextGeneration | WholeGeneration]
+    ) -> None:
+        reason = None
+        if measured.passthrough is not None:
+            reason = measured.passthrough.reason
+        elif not engine.model.is_resumable:
+            reason = "model"
+        elif any(each.resume_class is ResumeClass.NEVER for each in generations):
+            reason = "limits"
+        if reason is not None:
+            self._router.metrics.unresumable.labels(engine.name, reason).inc()
 
     def _identify(self, request: Request) -> Identity:
         directory = self._router.directory

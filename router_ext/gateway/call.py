@@ -19,7 +19,7 @@ from router_ext.core.ids import RequestId
 from router_ext.errors import FairlaneError
 from router_ext.gateway.auth import Identity
 from router_ext.gateway.encoders import Encoder
-from router_ext.gateway.generation import GenerationRequest
+from router_ext.gateway.generation import GenerationRequest, ResumeClass, worst_class
 from router_ext.gateway.refusals import error_response
 from router_ext.gateway.streams import Client, Response
 from router_ext.sync.inflight import (
@@ -50,6 +50,10 @@ class Generation(Protocol):
 
     request_id: RequestId
 
+    @property
+    def resume_class(self) -> ResumeClass:
+        """How faithful it is so far."""
+
     def cancel(self) -> None:
         """Stop in whatever state: close the upstream in this turn and tell the scheduler. No callback follows."""
 
@@ -74,6 +78,7 @@ class Call:
         foresight: what was predicted of it.
         write_failure: an error inside the stream, in its dialect; set before its first byte.
         output_tokens: tokens handed to the client's connection. prompt_tokens: of all prompts.
+        resume_class: of its least faithful generation, set when it ends, however it ends.
     """
 
     __slots__ = (
@@ -156,7 +161,7 @@ class Call:
         self.backends: list[str] = []
         self.explanation: list[str] = []
         self.finish_reason: str | None = None
-        self.resume_class: str | None = None
+        self.resume_class: ResumeClass | None = None
 
     @property
     def is_ended(self) -> bool:
@@ -311,6 +316,7 @@ class Call:
 
     def _end(self, outcome: str, code: str | None) -> None:
         self._is_ended = True
+        self.resume_class = worst_class([generation.resume_class for generation in self._generations])
         self._generations = ()
         self._engine.call_ended(self, outcome=outcome, code=code)
 

@@ -30,6 +30,7 @@ rule was measured on a running TGI (``tests/conformance/transcripts/resume.jsonl
 from __future__ import annotations
 
 import enum
+import re
 from array import array
 from collections.abc import Container
 from hashlib import blake2b
@@ -52,6 +53,9 @@ HOLD_BACK_TOKENS = 4
 """Tokens at the end of a slice that wait for the cut. Fewer make cuts inexact, more delay the client; 4 are plenty."""
 
 _NO_LIMIT = 1 << 62
+
+_IMAGE = re.compile(r"!\[\]\([^\)]*\)")
+"""What a model that reads images takes for one, wherever in its input (``validation.rs``, ``prepare_input``)."""
 
 MAX_SHARED_TEXTS = 100_000
 """Token texts kept for all streams together before they are gathered anew."""
@@ -81,6 +85,8 @@ class Continuation:
         segments: slices started. approximate_cuts: cuts whose text does not re-tokenise to its ids.
         prompt_tokens: input length of the first slice (None until known). next_prompt_tokens: of the next slice.
         learned_eos_id: an end-of-text id this generation showed, for the pool to remember.
+        resume_class: what became of it so far; NEVER from the start where no later slice is possible at all, and from
+            the moment one was refused. last_resume: class of the last resume alone, None before the first.
         is_upstream_over: the upstream stream ended by itself; otherwise it must be aborted.
     """
 
@@ -90,13 +96,17 @@ class Continuation:
         "_client_seed",
         "_eos_ids",
         "_eos_is_complete",
+        "_final_class",
         "_held",
         "_hold_back",
         "_ids",
+        "_images",
         "_input_tokens",
         "_is_cut_slice",
         "_is_greedy",
         "_is_interrupted",
+        "_is_last_cut_exact",
+        "_is_resumable",
         "_kept_text",
         "_max_input_tokens",
         "_max_new_tokens",
@@ -124,6 +134,7 @@ class Continuation:
         "error",
         "is_upstream_over",
         "kept_tokens",
+        "last_resume",
         "learned_eos_id",
         "phase",
         "prompt_tokens",
@@ -151,6 +162,8 @@ class Continuation:
         added_ids: Container[int] = frozenset(),
         hold_back: int = HOLD_BACK_TOKENS,
         resume_class: ResumeClass = ResumeClass.EXACT,
+        is_resumable: bool = True,
+        reads_images: bool = False,
     ) -> None:
         """
         Args:
@@ -162,6 +175,8 @@ class Continuation:
             eos_ids: end-of-text ids known of the pool; may grow meanwhile. eos_is_complete: they are all there are.
             added_ids: ids of added tokens; one of them at a slice end could be an unknown end of text.
             resume_class: APPROXIMATE if the prompt's tokens are not certain (template without the BOS).
+            is_resumable: the model's text can be continued (``knowledge``); if not, nothing that was shown goes on.
+            reads_images: an image's address in the text is fetched, in the answer's part of it too.
         """
         self._prompt = prompt
         self._parameters = parameters
@@ -182,7 +197,7 @@ class Continuation:
         self.phase = Phase.READY
         self.completion: Completion | None = None
         self.error: UpstreamError | None = None
-        self.resume_class = resume_class
+        self.last_resume: ResumeClass | None = None
         self.prompt_tokens = prompt_tokens
         self.received_tokens = 0
         self.shown_tokens = 0
@@ -200,6 +215,12 @@ class Continuation:
         self._seed: int | None = None
         self._input_tokens = prompt_tokens
         self._min_slice = 0
+        self._is_last_cut_exact = True
+        self._is_resumable = is_resumable
+        self._images = len(_IMAGE.findall(prompt)) if reads_images else -1
+        # What a resumed answer can be at best: images are fetched and encoded again.
+        self._final_class = ResumeClass.APPROXIMATE if self._images > 0 else resume_class
+        self.resume_class = resume_class if self.is_sliceable else ResumeClass.NEVER
         self._start_slice(0)
 
     @classmethod
@@ -217,6 +238,8 @@ class Continuation:
         eos_is_complete: bool = False,
         added_ids: Container[int] = frozenset(),
         resume_class: ResumeClass = ResumeClass.EXACT,
+        is_resumable: bool = True,
+        reads_images: bool = False,
     ) -> Continuation:
         """For prompt ``prompt_index`` of a request, or for ``prompt`` (a chat's templated text)."""
         return cls(
@@ -233,6 +256,8 @@ class Continuation:
             eos_is_complete=eos_is_complete,
             added_ids=added_ids,
             resume_class=resume_class,
+            is_resumable=is_resumable,
+            reads_images=reads_images,
         )
 
     # --- what is left -------------------------------------------------------------------------------------------
@@ -254,13 +279,24 @@ class Continuation:
         """RUNNING, and ``interrupt`` would leave something to go on with that a backend takes."""
         if self.phase is not Phase.RUNNING or self.kept_tokens + self._n >= self._max_new_tokens:
             return False
+        if not self._can_go_on(self._n):
+            return False
         # The text of what was kept may tokenise to a token or two more than were sampled.
         return self._input_tokens is None or self._input_tokens + self._n + self._hold_back <= self._max_input_tokens
 
     @property
     def is_sliceable(self) -> bool:
         """Every later slice fits ``max_input_tokens``; otherwise the scheduler should treat the request as whole."""
-        return (self.prompt_tokens or 0) + self._max_new_tokens - 1 <= self._max_input_tokens
+        return self._is_resumable and (self.prompt_tokens or 0) + self._max_new_tokens - 1 <= self._max_input_tokens
+
+    def _can_go_on(self, count: int) -> bool:
+        """The text with the first ``count`` tokens of this slice may be sent as a prompt."""
+        if not self._is_resumable and (count or self.kept_tokens):
+            return False
+        if self._images < 0:
+            return True
+        text = "".join([self._prompt, *self._kept_text, *self._texts[:count]])
+        return len(_IMAGE.findall(text)) == self._images
 
     def slice_for(self, slice_tokens: int) -> int:
         """What ``next_slice`` will ask for: at most 1024 and what is left.
@@ -274,9 +310,14 @@ class Continuation:
         if inputs is not None:
             ceiling = max(min(ceiling, self._max_total_tokens - inputs), 1)
         wanted = max(min(slice_tokens, ceiling), min(self._min_slice, ceiling), 1)
-        if wanted < remaining and inputs is not None and inputs + wanted > self._max_input_tokens:
+        if wanted < remaining and not self._ends_resumable(wanted):
             return ceiling
         return wanted
+
+    def _ends_resumable(self, size: int) -> bool:
+        """What a slice of ``size`` leaves could be sent as a prompt, as far as its length tells."""
+        inputs = self._input_tokens
+        return self._is_resumable and (inputs is None or inputs + size <= self._max_input_tokens)
 
     # --- slices -------------------------------------------------------------------------------------------------
 
@@ -302,15 +343,23 @@ class Continuation:
         if self._truncate is not None and self.kept_tokens:
             truncate = self._truncate + self.kept_tokens if self._input_tokens is None else self._input_tokens
             parameters["truncate"] = min(truncate, self._max_input_tokens)
-        if self.kept_tokens and self._client_seed is not None and not self._is_greedy:
-            self.resume_class = ResumeClass.APPROXIMATE
+        if self.kept_tokens:
+            self._note_resume()
         return encode_generate(self._prompt + "".join(self._kept_text), parameters)
+
+    def _note_resume(self) -> None:
+        is_seeded = self._client_seed is not None and not self._is_greedy
+        if self._is_last_cut_exact and not is_seeded:
+            self.last_resume = self._final_class
+        else:
+            self.last_resume = ResumeClass.APPROXIMATE
+        if self.resume_class is not ResumeClass.APPROXIMATE:
+            self.resume_class = self.last_resume
 
     def _start_slice(self, size: int) -> None:
         remaining = self._max_new_tokens - self.kept_tokens
-        inputs = self._input_tokens
         self._slice = size
-        self._is_cut_slice = size < remaining and (inputs is None or inputs + size <= self._max_input_tokens)
+        self._is_cut_slice = size < remaining and self._ends_resumable(size)
         self._show_limit = size - self._hold_back if self._is_cut_slice else _NO_LIMIT
         self._n = 0
         self._shown = 0
@@ -402,9 +451,18 @@ class Continuation:
                 reason = "stop_sequence"
             else:
                 self._held.append(event)
+                if not self._can_go_on(self._n):
+                    return self._refuse_image()
                 self.phase = Phase.CUT
                 return []
         return self._finish(reason, event)
+
+    def _refuse_image(self) -> list[StreamEvent]:
+        problem = "the answer names an image, which this model would fetch if the answer went on"
+        self.error = UpstreamError(ErrorKind.VALIDATION, problem, "validation")
+        self.resume_class = ResumeClass.NEVER
+        self.phase = Phase.BROKEN
+        return []
 
     # --- stop strings -------------------------------------------------------------------------------------------
 
@@ -468,14 +526,17 @@ class Continuation:
         """The upstream stream broke, or is to be given up. RUNNING or BROKEN -> CUT or READY.
 
         Returns:
-            False if the request cannot go on (its input would pass ``max_input_tokens``); the phase is BROKEN then.
+            False if the request cannot go on (its input would pass ``max_input_tokens``, or the model's text cannot be
+            continued); the phase is BROKEN then, and the class NEVER.
         """
         assert self.phase in (Phase.RUNNING, Phase.BROKEN), self.phase
         places = [place for place in range(self._n, self._shown, -1) if self._texts[place - 1]]
         last = places[0] if places else self._shown
         inputs = self._input_tokens
-        if last and inputs is not None and inputs + last > self._max_input_tokens:
+        is_too_long = inputs is not None and inputs + last > self._max_input_tokens
+        if last and (is_too_long or not self._can_go_on(last)):
             self.phase = Phase.BROKEN
+            self.resume_class = ResumeClass.NEVER
             return False
         self.phase = Phase.CUT
         self._is_interrupted = True
@@ -519,9 +580,9 @@ class Continuation:
             return self._finish("length", self._held.pop())
         self.dropped_at_cut = self._n - kept
         self.recomputed_tokens += self.dropped_at_cut
+        self._is_last_cut_exact = decision.is_exact
         if not decision.is_exact:
             self.approximate_cuts += 1
-            self.resume_class = ResumeClass.APPROXIMATE
         events = self._held[: kept - self._shown]
         self._held = []
         self.shown_tokens += len(events)

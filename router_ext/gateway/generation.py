@@ -50,6 +50,14 @@ class ResumeClass(enum.StrEnum):
     NEVER = "never"
 
 
+_WORST_FIRST = (ResumeClass.NEVER, ResumeClass.APPROXIMATE, ResumeClass.EXACT)
+
+
+def worst_class(classes: Sequence[ResumeClass]) -> ResumeClass | None:
+    """The class of an answer made of parts of these; None if there are none."""
+    return next((each for each in _WORST_FIRST if each in classes), None)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLimits:
     """What the largest live backend of the pool takes (``/info``)."""

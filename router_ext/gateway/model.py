@@ -199,6 +199,11 @@ class PoolModel:
         """No backend is known to be unable to continue a text."""
         return all(m.knowledge is None or m.knowledge.is_resumable for m in self._backends.members.values())
 
+    @property
+    def reads_images(self) -> bool:
+        """Some backend takes an image's address inside a text for the image."""
+        return any(m.knowledge is not None and m.knowledge.reads_images for m in self._backends.members.values())
+
     def answer_context(self, headers: Headers, characters: int) -> AnswerContext:
         """What an answer says of the backend that serves it; ``characters`` of all its prompts."""
         compute_type = self._compute_type

@@ -47,7 +47,6 @@ class WholeGeneration(UpstreamGeneration):
         super().__init__(engine, call, spec=spec)
         self._passthrough = passthrough
         self._reset()
-        call.resume_class = ResumeClass.NEVER
 
     def _reset(self) -> None:
         self._status = 0
@@ -62,6 +61,10 @@ class WholeGeneration(UpstreamGeneration):
     @property
     def next_prompt_tokens(self) -> int:
         return self.spec.prompt_tokens
+
+    @property
+    def resume_class(self) -> ResumeClass:
+        return ResumeClass.NEVER
 
     @property
     def has_spoken(self) -> bool:

@@ -45,6 +45,10 @@ class TextGeneration(UpstreamGeneration):
         return self.flow.next_prompt_tokens
 
     @property
+    def resume_class(self) -> ResumeClass:
+        return self.flow.resume_class
+
+    @property
     def is_upstream_over(self) -> bool:
         return self.flow.is_upstream_over
 
@@ -59,6 +63,9 @@ class TextGeneration(UpstreamGeneration):
         flow = self.flow
         self._has_spoken = False
         body = flow.next_slice(action.slice_tokens)
+        if flow.kept_tokens:
+            assert flow.last_resume is not None
+            self._engine.metrics.resumes.labels(self._engine.name, flow.last_resume).inc()
         self._feed = SseParser().feed
         self._error_status = 0
         self._error_body = b""
@@ -180,7 +187,6 @@ class TextGeneration(UpstreamGeneration):
             engine.model.eos_ids.add(flow.learned_eos_id)
         call.prompt_tokens += completion.prompt_tokens - self.spec.prompt_tokens
         self._measured(completion.prompt_tokens)
-        call.resume_class = flow.resume_class
         call.shown(len(events))
         call.write(call.encoder.finish(events, completion, self._index))
         call.generation_done(completion.finish_reason)
@@ -194,7 +200,7 @@ class TextGeneration(UpstreamGeneration):
 
     def cut_made(self, events: Sequence[StreamEvent], failure: FairlaneError | None) -> None:
         """The cut is chosen and applied: show what it set free, and go back to the queue or end."""
-        flow, engine = self.flow, self._engine
+        flow = self.flow
         self._recomputed()
         if flow.phase is Phase.DONE:
             self._done(events)
@@ -206,9 +212,6 @@ class TextGeneration(UpstreamGeneration):
             self.end_with(failure)
             return
         self.requeue(failure)
-        engine.metrics.resumes.labels(
-            engine.name, "approximate" if flow.resume_class is ResumeClass.APPROXIMATE else "exact"
-        ).inc()
 
     def _recomputed(self) -> None:
         """Book the tokens that the last cut has dropped."""

@@ -389,7 +389,15 @@ class Metrics:
             ["model", "interval", "inside"],
             registry=None,
         )
-        self.resumes = Counter("fairlane_slice_ends", "Slice ends, by class.", ["model", "class"], registry=None)
+        self.resumes = Counter(
+            "fairlane_resumes", "Answers that went on in another slice, by class.", ["model", "class"], registry=None
+        )
+        self.unresumable = Counter(
+            "fairlane_unresumable_requests",
+            "Requests that are served in one piece because they cannot be resumed, by reason.",
+            ["model", "reason"],
+            registry=None,
+        )
         for registry, has_tenants in ((self.public, False), (self.admin, True)):
             for collector in (
                 self.requests,
@@ -407,6 +415,7 @@ class Metrics:
                 self.resumed_prefill,
                 self.retries,
                 self.resumes,
+                self.unresumable,
                 self.prediction_seconds,
                 self.prediction_batch,
                 self.prediction_restarts,
