@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -10,12 +11,14 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from support.exchange import Wire, call, events
+from support.exchange import Wire, call, events, gauges
 from support.modelserver import model_server
+from support.resumed import Question, ask, comparable, questions
 from support.routers import RouterProcess, Setup, backend, router, write_snapshot
 from support.tenants import new_tenant
 
@@ -56,6 +59,59 @@ def test_a_stream_goes_on_elsewhere_when_its_backend_is_killed() -> None:
             assert (event.outcome, event.output_tokens, event.segments) == ("completed", 60, 2)
             assert len(event.backends) == 2
             assert event.resume_class == "exact"
+            running.wait(running.is_idle)
+
+
+def test_answers_of_every_dialect_go_on_elsewhere() -> None:
+    """Those of a dozen whose backend is killed are resumed: byte for byte what one backend would have sent."""
+    flags = (*FLAGS, "--sim-step-ms", "20", "--sim-special", "20")
+    with model_server(*flags) as one, model_server(*flags) as two:
+        asked = questions("Tell me a story", 60)
+        setup = Setup(backends=[backend(one.port, "one"), backend(two.port, "two")])
+        with router(setup) as running, ThreadPoolExecutor(2 * len(asked)) as threads:
+            stopped = threads.map(Question.stopped, [asked[place] for place in (0, 3, 6)], [two.port] * 3)
+            asked += itertools.chain.from_iterable(stopped)
+            running.wait(lambda: running.metric("fairlane_backend_up") == 2)
+            tenant = new_tenant(running)
+            wanted = list(threads.map(lambda each: comparable(ask(two.port, each), each), asked))
+            answers = [threads.submit(ask, running.port, each, tenant.headers) for each in asked]
+            running.wait(lambda: gauges(one.port).get("tgi_batch_current_size", 0) > 3)
+            one.process.kill()
+            found = [comparable(answer.result(60), each) for answer, each in zip(answers, asked, strict=True)]
+            assert found == wanted
+            books = tenant.usage(len(asked))
+            assert {event.resume_class for event in books} == {"exact"}
+            assert max(len(event.backends) for event in books) == 2
+            assert running.metric("fairlane_resumes_total", **{"class": "exact"}) > 0
+            running.wait(running.is_idle)
+
+
+def test_a_grammars_answer_is_not_resumed_and_says_so() -> None:
+    """The rest of it cannot be had from its text: the client gets an error, though another backend is up."""
+    grammar = {"type": "regex", "value": "[a-z]{50,60}"}
+    asked = {"inputs": "Hi", "parameters": {"max_new_tokens": 60, "grammar": grammar}}
+    with model_server(*FLAGS) as one, model_server(*FLAGS) as two:
+        setup = Setup(backends=[backend(one.port, "one"), backend(two.port, "two")])
+        with router(setup) as running:
+            running.wait(lambda: running.metric("fairlane_backend_up") == 2)
+            tenant = new_tenant(running)
+            with Wire(running.port) as wire:
+                wire.send("POST", "/generate_stream", asked, headers=tenant.headers)
+                wire.head()
+                pieces = wire.chunks()
+                data = b""
+                while data.count(b"data: ") < 3:
+                    data += next(pieces)
+                busy = running.metric("fairlane_backend_running_requests", backend="bke_one")
+                (one if busy else two).process.kill()
+                data += b"".join(pieces)
+            found = events(data)
+            assert found[-1]["error_type"] == "generation"
+            (event,) = tenant.usage(1)
+            assert (event.outcome, event.resume_class) == ("failed", "never")
+            assert event.output_tokens == len(found) - 1
+            assert running.metric("fairlane_unresumable_requests_total", reason="grammar") == 1
+            assert running.metric("fairlane_resumes_total") == 0
             running.wait(running.is_idle)
 
 
