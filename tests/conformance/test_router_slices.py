@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from tokenizers import Tokenizer
 SLICES = {"max_slice_tokens": 8, "min_slice_tokens": 8}
 PROMPTS = [json.loads(line)["prompt"] for line in (FOLDER / "resume.jsonl").read_text(encoding="utf-8").splitlines()]
 MAX_NEW_TOKENS = 40
+CLASSES = ("exact", "approximate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +58,8 @@ def _sliced(server: ModelServer) -> Iterator[Pair]:
         yield Pair(server, running, Tokenizer.from_file(str(path)))
 
 
-def _stream(port: int, prompt: str, headers: dict[str, str]) -> list[Any]:
-    parameters = {"max_new_tokens": MAX_NEW_TOKENS, "details": True, "do_sample": False}
+def _stream(port: int, prompt: str, headers: dict[str, str], penalties: dict[str, float]) -> list[Any]:
+    parameters = {"max_new_tokens": MAX_NEW_TOKENS, "details": True, "do_sample": False, **penalties}
     body = {"inputs": prompt, "parameters": parameters}
     status, _, answer = call(port, "POST", "/generate_stream", body, headers=headers)
     assert status == 200, answer
@@ -77,15 +78,28 @@ def _splits_otherwise(tokenizer: Tokenizer, prompt: str, answer: list[Any]) -> b
     return False
 
 
-def _compare(pair: Pair, prompts: list[str], capsys: pytest.CaptureFixture[str], name: str) -> tuple[int, int]:
-    """Number of exact and of approximate answers; fails on an exact one that differs."""
+def _compare(
+    pair: Pair,
+    prompts: list[str],
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    penalties: Sequence[dict[str, float]] = ({},),
+) -> tuple[int, int]:
+    """Number of exact and of approximate answers; fails on an exact one that differs, and on one with a gap.
+
+    ``penalties`` are taken in turn: what they count is in the text, so a resume counts the same.
+    """
     tenant: Tenant = new_tenant(pair.router)
     direct, routed = {}, {}
     for number, prompt in enumerate(prompts):
-        direct[number] = _stream(pair.server.port, prompt, {})
-        routed[number] = _stream(pair.router.port, prompt, {**tenant.headers, "x-request-id": f"case-{number}"})
+        asked = penalties[number % len(penalties)]
+        direct[number] = _stream(pair.server.port, prompt, {}, asked)
+        headers = {**tenant.headers, "x-request-id": f"case-{number}"}
+        routed[number] = _stream(pair.router.port, prompt, headers, asked)
     classes = {event.request: event.resume_class for event in tenant.usage(len(prompts))}
-    is_exact = {n: classes[f"case-{n}"] in (None, "exact") for n in direct}
+    is_exact = {n: classes[f"case-{n}"] == "exact" for n in direct}
+    for answer in routed.values():
+        _check_complete(answer)
     # Ends inside a character lose TGI's whole ``generated_text``; ids and texts of the tokens are intact.
     wanted = {n: [(e["token"]["id"], e["token"]["text"]) for e in direct[n]] for n in direct}
     found = {n: [(e["token"]["id"], e["token"]["text"]) for e in routed[n]] for n in routed}
@@ -101,9 +115,20 @@ def _compare(pair: Pair, prompts: list[str], capsys: pytest.CaptureFixture[str],
     return sum(is_exact.values()), len(prompts) - sum(is_exact.values())
 
 
+def _check_complete(answer: list[Any]) -> None:
+    """Whatever its class: every token once and in order, and an end that fits them."""
+    details = answer[-1]["details"]
+    assert [event["index"] for event in answer] == list(range(1, len(answer) + 1))
+    assert details["generated_tokens"] == len(answer)
+    assert (details["finish_reason"] == "length") == (len(answer) == MAX_NEW_TOKENS)
+    text = "".join(event["token"]["text"] for event in answer if not event["token"]["special"])
+    assert answer[-1]["generated_text"] == text
+
+
 @pytest.mark.torch_engine
 def test_a_real_model_in_slices_gives_the_unsliced_text(torch_pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
-    exact, _ = _compare(torch_pair, PROMPTS[:8], capsys, "torch engine, 8 prompts")
+    penalties = ({}, {"repetition_penalty": 1.3}, {}, {"frequency_penalty": 0.4})
+    exact, _ = _compare(torch_pair, PROMPTS[:8], capsys, "torch engine, 8 prompts", penalties)
     assert exact >= 6
 
 
@@ -120,3 +145,7 @@ def test_odd_splits_are_exact_where_the_rule_says_so(odd_pair: Pair, capsys: pyt
     # Both kinds must occur, or this would prove nothing.
     assert exact > 0
     assert approximate > 0
+    resumes = {each: odd_pair.router.metric("fairlane_resumes_total", **{"class": each}) for each in CLASSES}
+    # An approximate answer may also have been resumed exactly, an exact one only so.
+    assert resumes["approximate"] >= approximate
+    assert resumes["exact"] > exact

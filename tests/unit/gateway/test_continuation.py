@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from router_ext.devserver.smollm import EOS_ID, load_tokenizer
 from router_ext.gateway.continuation import Continuation, Phase, derive_seed
 from router_ext.gateway.cuts import CutDecision, CutJob, TextTokenizer, choose_cut
+from router_ext.gateway.dialects import decode_request
 from router_ext.gateway.encoders import AnswerContext, encoder_for
 from router_ext.gateway.generation import Dialect, GenerationRequest, ModelLimits, ResumeClass
 from router_ext.wire.sse import SseParser
@@ -431,6 +432,114 @@ def test_a_request_that_showed_nothing_starts_anew_with_its_seed() -> None:
     assert flow.next_slice(64) == first
 
 
+def test_every_slice_asks_for_what_the_client_asked(pool: Pool) -> None:
+    """All that shapes a token is sent again; what only counts, or names the run, is the slice's own."""
+    asked = {
+        **{"repetition_penalty": 1.2, "frequency_penalty": 0.3, "temperature": 0.7, "top_k": 40, "top_p": 0.9},
+        **{"typical_p": 0.95, "watermark": True, "top_n_tokens": 3, "stop": ["no such words"], "adapter_id": "mine"},
+        **{"do_sample": True, "seed": 9, "truncate": 4, "details": True, "return_full_text": True},
+    }
+    body = json.dumps({"inputs": "Once upon a time there was", "parameters": {**asked, "max_new_tokens": 100}}).encode()
+    request = decode_request("/generate", "application/json", body, LIMITS)
+    flow = Continuation.for_request(request, max_new_tokens=100, limits=LIMITS, base_seed=1, prompt_tokens=4)
+    case = Case("Once upon a time there was", WORDS, 100, (8,))
+    first, second = play(flow, pool, case, 8), play(flow, pool, case, 8)
+    own = {"max_new_tokens": 8, "details": True, "return_full_text": False}
+    assert first == {**asked, **own}
+    assert second == {**asked, **own, "seed": derive_seed(9, 8), "truncate": 12}
+
+
+def test_a_lost_byte_makes_a_cut_approximate(pool: Pool) -> None:
+    """Half a character followed by a letter is shown as U+FFFD: no text gives back the ids it was made of."""
+    half = pool.server.encode("🎉", add_special_tokens=False).ids[:1]
+    ids = [*pool.server.encode(" one two", add_special_tokens=False).ids, *half, *pool.server.encode("x").ids]
+    texts = [" one", " two", "", "\N{REPLACEMENT CHARACTER}x"]
+    assert choose_cut(pool.router, CutJob("Say", ids, texts, lowest=4, highest=4)).is_exact is False
+    assert choose_cut(pool.router, CutJob("Say", ids, texts, lowest=2, highest=4)) == CutDecision(2, True, 2)
+
+
+def test_an_answer_resumed_after_an_inexact_cut_is_complete_and_approximate(pool: Pool) -> None:
+    case = Case("Once", WORDS, 100, (8,), splits=(2,), breaks=(5,))
+    outcome = check_law(pool, case)
+    assert not next(decision.is_exact for _, decision in outcome.jobs)
+    assert (outcome.flow.resume_class, outcome.flow.approximate_cuts) == (ResumeClass.APPROXIMATE, 1)
+    # Its last cuts were exact, each is counted as what it was itself.
+    assert outcome.flow.last_resume is ResumeClass.EXACT
+    shown = run_unsliced(pool.server, case)
+    assert [t[:3] for t in outcome.seen.tokens[:5]] == [t[:3] for t in shown.tokens[:5]]
+
+
+def test_a_cut_that_nothing_follows_is_no_resume(pool: Pool) -> None:
+    """The class tells what became of an answer, not what could have."""
+    flow = make_flow(parameters={"do_sample": True}, is_greedy=False, client_seed=42)
+    play(flow, pool, Case("Once", WORDS, 100, (8,)), 8)
+    assert (flow.kept_tokens, flow.last_resume, flow.resume_class) == (8, None, ResumeClass.EXACT)
+    flow.next_slice(8)
+    assert (flow.last_resume, flow.resume_class) == (ResumeClass.APPROXIMATE, ResumeClass.APPROXIMATE)
+
+
+def test_a_text_that_cannot_be_continued_is_not_sliced(pool: Pool) -> None:
+    """A tokenizer that appends an end of text would put it in the middle: one slice, and no second after a token."""
+    flow = make_flow(is_resumable=False)
+    assert (flow.is_sliceable, flow.resume_class) == (False, ResumeClass.NEVER)
+    assert flow.slice_for(8) == 100
+    payloads = make_server(pool.server, Case("Once", WORDS, 100, (64,))).answer(flow.next_slice(8))
+    assert flow.is_interruptible, "nothing is lost yet"
+    assert len(flow.feed(payloads[0])) == 1
+    assert not flow.is_interruptible
+    assert not flow.interrupt()
+    assert (flow.phase, flow.resume_class) == (Phase.BROKEN, ResumeClass.NEVER)
+    flow = make_flow(is_resumable=False)
+    flow.next_slice(8)
+    assert flow.interrupt()
+    assert flow.phase is Phase.READY
+
+
+def test_past_the_input_limit_an_answer_is_never_resumed(pool: Pool) -> None:
+    limits = ModelLimits(model_id="m", max_input_tokens=4, max_total_tokens=200)
+    flow = make_flow(limits=limits)
+    assert flow.resume_class is ResumeClass.NEVER
+    payloads = make_server(pool.server, Case("Once", WORDS, 100, (64,))).answer(flow.next_slice(64))
+    flow.feed(payloads[0])
+    assert flow.interrupt(), "as long as it fits it goes on"
+    flow.resume(choose_cut(pool.router, flow.cut_job()))
+    for payload in make_server(pool.server, Case("Once", WORDS, 100, (64,))).answer(flow.next_slice(64))[:5]:
+        flow.feed(payload)
+    assert flow.resume_class is ResumeClass.EXACT
+    assert not flow.interrupt()
+    assert flow.resume_class is ResumeClass.NEVER
+
+
+IMAGE = "![](http://h/i.png)"
+
+
+def test_an_image_in_the_prompt_makes_a_resume_approximate(pool: Pool) -> None:
+    for reads_images in (True, False):
+        flow = make_flow(prompt=f"{IMAGE} Once", reads_images=reads_images)
+        case = Case(f"{IMAGE} Once", WORDS, 100, (8,))
+        play(flow, pool, case, 8)
+        assert flow.resume_class is ResumeClass.EXACT
+        play(flow, pool, case, 8)
+        assert flow.resume_class is (ResumeClass.APPROXIMATE if reads_images else ResumeClass.EXACT)
+
+
+@pytest.mark.parametrize("size", [64, 32])
+def test_an_answer_that_names_an_image_is_not_sent_to_a_model_that_would_fetch_it(pool: Pool, size: int) -> None:
+    """Neither after a broken stream nor at a slice's end; a model of text alone goes on."""
+    case = Case("Draw", (" look:", IMAGE, *WORDS, *WORDS, *WORDS), 100, (size,))
+    for reads_images in (True, False):
+        flow = make_flow(prompt="Draw", reads_images=reads_images)
+        payloads = make_server(pool.server, case).answer(flow.next_slice(size))
+        for payload in payloads[:32]:
+            flow.feed(payload)
+        if size == 64:
+            assert flow.interrupt() is not reads_images
+        if reads_images:
+            assert (flow.phase, flow.resume_class) == (Phase.BROKEN, ResumeClass.NEVER)
+        else:
+            assert flow.phase is Phase.CUT
+
+
 # --- mutants: each must break the law ----------------------------------------------------------------------------
 
 
@@ -442,6 +551,25 @@ class ForgetsTail(Continuation):
     def _keep(self, count: int) -> None:
         super()._keep(count)
         self._tail = ""
+
+
+class ForgetsRunningTail(Continuation):
+    """Looks for a stop string across a cut at a slice's end only."""
+
+    __slots__ = ()
+
+    def _crosses_stop(self, text: str) -> bool:
+        return False
+
+
+class FeedsBackNoSpecials(Continuation):
+    """Sends what the client reads, not what was generated."""
+
+    __slots__ = ()
+
+    def next_slice(self, slice_tokens: int) -> bytes:
+        self._kept_text = list(self._visible)
+        return super().next_slice(slice_tokens)
 
 
 class IgnoresEnd(Continuation):
@@ -500,12 +628,15 @@ NEWLINES = Case("Once", (*WORDS[:6], "\n\n", "The", *WORDS), 60, (8,))
 CHARACTERS = Case("Emoji:", ("🎉", "日本", "한국", "👩‍💻", "नम", "語"), 60, (7, 5, 6))
 STOPPED = Case("Once", WORDS, 100, (8,), stop=(" lazy dog and",))
 ENDED = Case("Once", WORDS[:7], 100, (8,))
+SPECIAL = Case("Once", (*WORDS[:3], "<|im_start|>", *WORDS[3:]), 100, (8,))
 
 
 @pytest.mark.parametrize(
     ("mutant", "case"),
     [
         pytest.param({"flow_class": ForgetsTail}, STOPPED, id="tail not kept"),
+        pytest.param({"flow_class": ForgetsRunningTail}, STOPPED, id="stop not looked for inside a slice"),
+        pytest.param({"flow_class": FeedsBackNoSpecials}, SPECIAL, id="special tokens not fed back"),
         pytest.param({"flow_class": IgnoresEnd}, ENDED, id="end of text not looked for"),
         pytest.param({"flow_class": ReportsUpstreamIndex}, STOPPED, id="index of the slice"),
         pytest.param({"flow_class": DropsWhatIsHeld}, Case("Once", WORDS[:6], 100, (8,)), id="held tokens lost"),
