@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections import OrderedDict, deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from router_ext.backends.base import BackendClosed, BackendRefused, BackendTimeout, BackendUnreachable
@@ -156,15 +155,6 @@ class Suspects:
         return HazardousRequest(
             f"Backends failed while they began this request ({_WORDS[kind]}); it is refused for {REFUSED_S:.0f} s."
         )
-
-    def allow(self, digests: Sequence[str] | None = None) -> None:
-        """An operator lets these digests through again, or all of them and every tenant."""
-        if digests is None:
-            self._refused.clear()
-            self._watched.clear()
-            return
-        for digest in digests:
-            self._refused.pop(digest, None)
 
     def _forget(self) -> None:
         now = self._loop.time()
