@@ -411,6 +411,8 @@ class Run:
             dropped = self.rng.randint(0, min(2, job.output))
         self.back_to_queue(job, dropped)
         job.may_go_on = self.scenario.policy == "slo-fair"
+        # Whatever its next slice is: no longer than what is left of it.
+        self.largest_slice = max(self.largest_slice, min(job.cap - job.output, 1_024))
         self.send(SliceEnded(request_id=request_id, dropped_tokens=dropped, next_prompt_tokens=job.input_tokens))
         job.may_go_on = False
 

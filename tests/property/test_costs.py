@@ -38,7 +38,14 @@ def pool(servers: dict[str, dict[str, int]], weights: dict[str, float], **knobs:
         for name, numbers in servers.items()
     ]
     return build_pool(
-        pool={"name": "p", "min_slice_tokens": 8, "aging_ratio": 0.0, "headroom_ratio": 0.0, **knobs},
+        pool={
+            "name": "p",
+            "min_slice_tokens": 8,
+            "aging_ratio": 0.0,
+            "headroom_ratio": 0.0,
+            "stall_ratio": 0.0,
+            **knobs,
+        },
         backends=backends,
         tiers=[{"name": "batch", "rank": 1}, {"name": "chat", "rank": 0, "ttft_target_s": 0.2}],
         tenants=[{"tenant": name, "weight": weight} for name, weight in weights.items()],

@@ -66,6 +66,6 @@ def test_requests_are_served_under_every_policy_that_uses_lengths(policy: str) -
 
 @pytest.mark.parametrize("seed", range(2))
 def test_the_same_predictions_give_the_same_decisions(seed: int) -> None:
-    first, second = (Run(scenario(seed, steps=150), fields=predicted).go().log for _ in range(2))
+    first, second = (Run(scenario(seed, steps=150), BLIND, fields=predicted).go().log for _ in range(2))
     assert first == second
     assert Run(scenario(seed, steps=150)).go().log != first

@@ -268,6 +268,8 @@ class SloFair(FairnessPolicy):
     def may_go_on(self, request: Request, held_tokens: int, now: float) -> bool:
         """While its tier is in turn in its tenant, nobody urgent can be on time, and the bounds leave room.
 
+        Calls of agents go in the order of their tags alone, and while an aged request is owed an admission it gets it.
+
         What a tenant can still be charged for what it runs is at most ``U'`` times the share of the pool's KV that this
         holds. So a lead of at most ``pass + U' * (1 - held / M)``, this slice counted, keeps it below ``U' + pass`` as
         without; the same for a member inside its group and, without the pass, for a key.
@@ -276,6 +278,10 @@ class SloFair(FairnessPolicy):
         floor = self._counters.floor()
         head = member.head(now, self._aging_s)
         if floor is None or head is None or head.queue is not request.queue:
+            return False
+        if isinstance(lane.line, TagOrder) and lane.line.first() is not request:
+            return False
+        if member.aged(now, self._aging_s) is not None:
             return False
         if self._num_live and self.first_urgent(now, floor) is not None:
             return False
