@@ -18,7 +18,7 @@ help:
 	@echo 'make run          set up if needed, start everything, print addresses and keys; Ctrl-C stops it'
 	@echo 'make test         set up if needed, lint, type-check, run the tests'
 	@echo 'make lint         the checks of `make test` without the tests'
-	@echo 'make conformance  the whole replay of recorded TGI exchanges'
+	@echo 'make conformance  the whole replay of recorded TGI exchanges, and other long tests'
 	@echo 'make bench        the benchmarks'
 	@echo 'make pictures     the pictures of simulations in docs/pictures, again (minutes)'
 	@echo 'make docker-check the install steps of docker/Dockerfile in a clean environment'
@@ -89,6 +89,7 @@ test: $(VENV)/.ready-dev chromium
 
 conformance: $(VENV)/.ready-dev
 	$(BIN)/pytest tests/conformance
+	$(BIN)/pytest -m slow tests/integration
 
 bench: core
 	$(BIN)/fairlane bench scheduler

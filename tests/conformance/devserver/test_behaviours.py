@@ -155,7 +155,7 @@ def test_a_decoding_client_that_leaves(server: ModelServer, name: str, path: str
         wire, _ = started(server.port, path, 400, events_read=5)
         watch.look()
     with wire:
-        decodes = gauges(server.port)[DECODES]
+        decodes = gauges(server.port).get(DECODES, 0)  # absent before the first
         if leave == "half-close":
             wire.socket.shutdown(socket.SHUT_WR)
             assert not wire.rest().endswith(b"0\r\n\r\n"), "the server closes, and the body is not whole"
@@ -310,6 +310,7 @@ def test_sigterm_while_streams_run() -> None:
         paths = {"stream": "/generate_stream", "chat": "/v1/chat/completions", "plain": "/generate"}
         readers = {who: _Reader(server.port, path, 60) for who, path in paths.items()}
         assert all(readers[who].first.wait(30) for who in ("stream", "chat"))
+        Watch(server.port).until(lambda found: found[1] == 3)  # the plain one is under way as well
         server.process.send_signal(signal.SIGTERM)
         refused = [what for _, what, value in timeline if value == "[Errno 111] Connection refused"]
         assert refused == ["GET /health", "GET /info", "GET /metrics", "newcomer"]

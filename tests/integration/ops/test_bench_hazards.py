@@ -36,6 +36,7 @@ def test_the_odd_requests_are_those_recorded_and_those_of_the_guard() -> None:
     assert all(o.varied(1) != o.varied(2) != o.body for o in odd)
 
 
+@pytest.mark.slow
 def test_one_odd_request_of_each_kind_hurts_nobody_else(tmp_path: Path) -> None:
     process = bench("--json", "--seconds", "6", "--rate", "5", "--keep-logs", str(tmp_path))
     out, err = process.communicate(timeout=280)

@@ -49,6 +49,7 @@ def left_behind(stack: Stack) -> list[str]:
     return backends + [k["id"] for k in listed(stack, "keys") if k["name"] == "demo predictor" and not k["revoked_at"]]
 
 
+@pytest.mark.slow
 def test_a_model_is_learnt_promoted_and_run(stack: Stack) -> None:
     with stack.trainer(FAIRLANE_TRAINING_MIN_SAMPLES="500"):
         running = demo(stack, "--requests", "560", "--json")

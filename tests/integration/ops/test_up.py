@@ -157,10 +157,12 @@ def test_first_start_kill_second_start_and_orderly_stop(start: Callable[..., Up]
     assert not (state / "run.json").exists()
 
 
-def test_busy_port_is_named_and_nothing_is_started(start: Callable[..., Up], tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as busy:
-        port = busy.getsockname()[1]
-        up = start(FAIRLANE_DIR=str(tmp_path / "other"), FAIRLANE_CONSOLE_PORT=str(port))
+def test_busy_port_is_named_and_nothing_is_started(
+    start: Callable[..., Up], environ: dict[str, str], tmp_path: Path
+) -> None:
+    port = int(environ["FAIRLANE_CONSOLE_PORT"])
+    with socket.create_server(("127.0.0.1", port)):
+        up = start(FAIRLANE_DIR=str(tmp_path / "other"))
         assert up.process.wait(30) == 1
     assert f"port {port} of the console is taken by another program (set FAIRLANE_CONSOLE_PORT" in up.printed
     assert not (tmp_path / "other" / "postgres").exists()
