@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+import router_ext
 from router_ext.errors import SettingsError
 
 PREFIX = "FAIRLANE_ROUTER_"
@@ -251,3 +252,11 @@ def load_backend_key(name: str, environ: Mapping[str, str] | None = None) -> str
     if not key.isascii() or not key.isprintable():
         raise SettingsError(f"{variable}: a key is one line of printable ASCII characters")
     return key
+
+
+def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """For a child process of the router: its own environment, less its secrets, with this very package to be found."""
+    kept = {name: value for name, value in environ.items() if not name.startswith("FAIRLANE_")}
+    here = str(Path(router_ext.__file__).parents[1])
+    kept["PYTHONPATH"] = os.pathsep.join([here, *filter(None, [environ.get("PYTHONPATH")])])
+    return kept

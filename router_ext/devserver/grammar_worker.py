@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from router_ext.guard.automaton import automaton_of
 from router_ext.wire.frames import Frames, frame
 
 MEMORY_BYTES = 8 << 30
@@ -103,13 +104,10 @@ class _Index:
     """A compiled grammar."""
 
     def __init__(self, regex: str, vocabulary: Any, eos_id: int) -> None:
-        import interegular
         from outlines_core.fsm import outlines_core_rs
-        from outlines_core.fsm.regex import make_byte_level_fsm, make_deterministic_fsm
 
-        reduced = interegular.parse_pattern(regex).to_fsm().reduce()  # type: ignore[no-untyped-call]
         compilers: Any = outlines_core_rs  # its stub lacks the constructor
-        self._automaton: Any = make_deterministic_fsm(make_byte_level_fsm(reduced, keep_utf8=True))[0]
+        self._automaton = automaton_of(regex)
         self._index = compilers.Index(self._automaton.fsm_info, vocabulary, eos_id, frozenset())
         self._eos_id = eos_id
         self._distances: dict[int, int] = {}

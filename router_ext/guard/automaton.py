@@ -102,8 +102,8 @@ def regex_of(schema: Mapping[str, Any]) -> str:
         raise SchemaRefused(f"cannot compile regex from schema: {error}") from None
 
 
-def states_of(regex: str) -> int:
-    """States of the automaton over bytes.
+def automaton_of(regex: str) -> Any:
+    """The deterministic automaton over bytes (``BetterFSM`` of outlines-core).
 
     Raises:
         Exception: whatever the compilers raise for a regex they do not take, which is what TGI's shard raises.
@@ -112,7 +112,16 @@ def states_of(regex: str) -> int:
     from outlines_core.fsm.regex import make_byte_level_fsm, make_deterministic_fsm
 
     reduced = interegular.parse_pattern(regex).to_fsm().reduce()  # type: ignore[no-untyped-call]
-    automaton, _ = make_deterministic_fsm(make_byte_level_fsm(reduced, keep_utf8=True))
+    return make_deterministic_fsm(make_byte_level_fsm(reduced, keep_utf8=True))[0]
+
+
+def states_of(regex: str) -> int:
+    """States of the automaton over bytes.
+
+    Raises:
+        Exception: as ``automaton_of``, or nothing can be generated.
+    """
+    automaton = automaton_of(regex)
     if not any(automaton.finals.intersection(after.values()) for after in automaton.map.values()):
         raise ValueError(_NO_MATCH)
     return len(automaton.states)

@@ -16,15 +16,14 @@ import socket
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 
-import router_ext
 from router_ext.errors import GuardUnavailable
 from router_ext.guard.grammar import Grammar
 from router_ext.guard.messages import Job, Proof, framed
 from router_ext.obs.logs import get_logger
+from router_ext.settings import child_environment
 from router_ext.wire.frames import Frames
 
 _log = get_logger(__name__)
@@ -217,7 +216,7 @@ class Guard:
                     str(theirs.fileno()),
                     stdin=asyncio.subprocess.DEVNULL,
                     pass_fds=(theirs.fileno(),),
-                    env=_environment(),
+                    env=child_environment(os.environ),
                 )
             transport, _ = await loop.create_connection(lambda: _Link(self.received, self._lost), sock=ours)
             self._transport, self.pid = transport, process.pid
@@ -258,11 +257,3 @@ class _Link(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._on_end()
-
-
-def _environment() -> dict[str, str]:
-    """The router's, less its secrets, with this very package to be found."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("FAIRLANE_")}
-    here = str(Path(router_ext.__file__).parents[1])
-    kept["PYTHONPATH"] = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
-    return kept

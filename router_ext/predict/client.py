@@ -18,13 +18,12 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
-import router_ext
 from router_ext.obs.logs import get_logger
 from router_ext.predict.messages import (
     Answer,
@@ -38,6 +37,7 @@ from router_ext.predict.messages import (
     framed,
 )
 from router_ext.predict.state import SAVE_INTERVAL_S
+from router_ext.settings import child_environment
 from router_ext.wire.frames import Frames
 
 _log = get_logger(__name__)
@@ -256,7 +256,7 @@ class PredictionClient:
                     str(theirs.fileno()),
                     stdin=asyncio.subprocess.DEVNULL,
                     pass_fds=(theirs.fileno(),),
-                    env=_environment(os.environ),
+                    env={**child_environment(os.environ), **_ALLOCATION, **_ONE_THREAD},
                 )
             self.pid = process.pid
             transport, _ = await self._loop.create_connection(lambda: _Connection(self), sock=ours)
@@ -377,13 +377,7 @@ async def _ended(process: asyncio.subprocess.Process, *, is_asked: bool) -> None
     await process.wait()
 
 
-def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The router's, less its secrets, with one thread for mathematics and this very package to be found."""
-    kept: dict[str, Any] = {name: value for name, value in environ.items() if not name.startswith("FAIRLANE_")}
-    here = str(Path(router_ext.__file__).parents[1])
-    kept["PYTHONPATH"] = os.pathsep.join([here, *filter(None, [environ.get("PYTHONPATH")])])
-    return {**kept, **_ALLOCATION, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 _ALLOCATION = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "1048576"}
 """What glibc's allocator is told: what a model needed while it was loaded goes back to the system."""
