@@ -52,7 +52,7 @@ class Placement:
         total = input_tokens + new_tokens
         sequences = request.num_sequences
         is_odd = request.grammar is not None or request.is_suspect
-        if is_odd and request.is_suspect and self._is_suspect_exposed():
+        if request.is_suspect and self._is_suspect_exposed():
             return found, Gate.ALONE
         for backend in usable:
             config = backend.config

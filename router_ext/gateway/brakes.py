@@ -15,15 +15,6 @@ from router_ext.wire.controlplane import ConfigSnapshot, PoolRecord
 STOPPED = "stopped"
 """State of a tenant that may not even finish."""
 
-FORCED = frozenset({"grammar", "response_format", "tools"})
-"""Reasons to pass a request through that mean a grammar."""
-
-
-def forces_form(call: Call) -> bool:
-    """The answer of this call has a form forced on it."""
-    passthrough = call.request.passthrough
-    return passthrough is not None and passthrough.reason in FORCED
-
 
 def stopped(
     calls: Iterable[Call], record: PoolRecord, snapshot: ConfigSnapshot
@@ -35,7 +26,7 @@ def stopped(
     for call in calls:
         if call.identity.tenant in tenants:
             found.append((call, StoppedByOperator("The operator has stopped all requests of this tenant.")))
-        elif not record.takes_grammars and forces_form(call):
+        elif not record.takes_grammars and call.request.is_forced:
             found.append((call, grammars_stopped()))
         elif cancelled and (call.request_id in cancelled or call.slot.start.event in cancelled):
             found.append((call, StoppedByOperator("The operator has cancelled this request.")))

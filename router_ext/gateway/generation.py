@@ -179,6 +179,11 @@ class GenerationRequest:
     echo: Mapping[str, Any] = field(default_factory=dict)
     passthrough: PassThrough | None = None
 
+    @property
+    def is_forced(self) -> bool:
+        """The answer has a form forced on it."""
+        return self.grammar is not None or self.tools is not None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
