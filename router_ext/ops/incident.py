@@ -13,7 +13,6 @@ import contextlib
 import json
 import os
 import random
-import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -31,6 +30,7 @@ from router_ext.core.config import policy_names
 from router_ext.errors import SettingsError
 from router_ext.ops.credentials import Credentials, read_credentials
 from router_ext.ops.rest import Rest
+from router_ext.ops.stoppable import run_stoppable
 
 CHATBOT, BATCH = "chatbot", "batch"
 POLICIES = ("fifo", "slo-fair")
@@ -319,25 +319,8 @@ async def measure(args: argparse.Namespace, console: Console) -> dict[str, list[
 def run(args: argparse.Namespace) -> int:
     console = Console(stderr=True)
 
-    async def main() -> dict[str, list[Outcome]]:
-        task = asyncio.current_task()
-        assert task is not None
-        stops = 0
-
-        def stop() -> None:
-            # Once: a second signal would cut short what the first one asks for, the policy of before.
-            nonlocal stops
-            stops += 1
-            if stops == 1:
-                console.print("stopping; the policy is restored first")
-                task.cancel()
-
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            asyncio.get_running_loop().add_signal_handler(number, stop)
-        return await measure(args, console)
-
     try:
-        runs = asyncio.run(main())
+        runs = run_stoppable(lambda: measure(args, console), console, "stopping; the policy is restored first")
     except asyncio.CancelledError:
         return 130
     except aiohttp.ClientError as problem:

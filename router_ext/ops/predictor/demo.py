@@ -16,7 +16,6 @@ import json
 import os
 import random
 import secrets
-import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -33,6 +32,7 @@ from router_ext.ops import process
 from router_ext.ops.credentials import Credentials, read_credentials
 from router_ext.ops.embedded import free_port
 from router_ext.ops.rest import Rest
+from router_ext.ops.stoppable import run_stoppable
 
 POOL = "demo-lengths"
 MAX_TOKENS = 1_000
@@ -352,25 +352,12 @@ class Demo:
 def run(args: argparse.Namespace) -> int:
     console = Console(stderr=True)
 
-    async def main() -> dict[str, Any]:
-        task = asyncio.current_task()
-        assert task is not None
-        stops = 0
-
-        def stop() -> None:
-            nonlocal stops
-            stops += 1
-            if stops == 1:
-                console.print("stopping; what must not stay is removed first")
-                task.cancel()
-
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            asyncio.get_running_loop().add_signal_handler(number, stop)
+    async def play() -> dict[str, Any]:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as session:
             return await Demo(args, session, console).play()
 
     try:
-        result = asyncio.run(main())
+        result = run_stoppable(play, console, "stopping; what must not stay is removed first")
     except asyncio.CancelledError:
         return 130
     except aiohttp.ClientError as problem:
