@@ -4,6 +4,7 @@
     ------ GET  /router/v1/snapshot  ------> revision, or 304 after a long poll   (config_client)
     ------ POST /router/v1/usage     ------> UsageBatch -> UsageAck               (usage_client)
     ------ POST /router/v1/heartbeat ------> Heartbeat                            (heartbeat)
+    ------ GET  /router/v1/totals    ------> Totals: how much of their quotas tenants and keys have used
     ------ GET  /router/v1/artifacts/{digest} -> predictor artifact bytes
 
 Every call carries ``Authorization: Bearer <router token>``. Bodies are JSON by msgspec. Unknown fields are
@@ -32,6 +33,7 @@ import msgspec
 SNAPSHOT_PATH = "/router/v1/snapshot"
 USAGE_PATH = "/router/v1/usage"
 HEARTBEAT_PATH = "/router/v1/heartbeat"
+TOTALS_PATH = "/router/v1/totals"
 ARTIFACT_PATH = "/router/v1/artifacts/"
 LONG_POLL_S = 25
 
@@ -56,6 +58,23 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
     weight: float = 1.0
 
 
+class LimitsRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a tenant, or one of its keys, may take. None: no limit; 0: nothing. Tokens are prompt and output tokens.
+
+    ``concurrent``: requests waiting or running at once. ``requests_per_minute``, ``tokens_per_minute``: over all pools
+    and routers. ``tokens_per_day``, ``tokens_per_month``: hard quotas of the UTC day and month, beyond which requests
+    are refused; from the ``soft_`` ones on they go to the lowest allowed tier.
+    """
+
+    concurrent: int | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    soft_tokens_per_day: int | None = None
+    tokens_per_day: int | None = None
+    soft_tokens_per_month: int | None = None
+    tokens_per_month: int | None = None
+
+
 class TenantRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A tenant. ``tiers`` are the allowed ones, ``default_tier`` one of them. ``state``: ``active``; ``suspended``:
     nothing new is taken; ``stopped``: what runs ends as well.
@@ -71,6 +90,7 @@ class TenantRecord(msgspec.Struct, frozen=True, kw_only=True):
     default_tier: str = ""
     max_queued: int = 2_000
     group: str | None = None
+    limits: LimitsRecord = LimitsRecord()
 
 
 class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +111,7 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
     default_tier: str | None = None
     may_choose_tier: bool = False
     expires_at_us: int | None = None
+    limits: LimitsRecord = LimitsRecord()
 
 
 class BackendRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -266,11 +287,41 @@ class UsageBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UsageAck(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything in the batch is durable: ``accepted`` rows were new, ``known`` were already there."""
+    """Everything in the batch is durable: ``accepted`` rows were new, ``known`` were already there.
+
+    ``booked_at_us``: the database's clock after the commit; ``Totals`` with a later ``as_of_us`` include the batch.
+    """
 
     accepted: int
     known: int
     quarantined: int = 0
+    booked_at_us: int = 0
+
+
+# --- quotas ------------------------------------------------------------------------------------------------------
+
+
+class TotalRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens that a tenant or a key (``scope``: its id) was booked in the UTC day and month of ``Totals``."""
+
+    scope: str
+    day_tokens: int
+    month_tokens: int
+
+
+class Totals(msgspec.Struct, frozen=True, kw_only=True):
+    """``GET /router/v1/totals?since_us=0``: what was booked for those that have a quota.
+
+    as_of_us: the database's clock when the sums were read; everything booked before is in them.
+    day: the UTC day they are of, ``2026-11-30``. live_routers: routers that sent a heartbeat lately.
+    is_whole: False: only those that changed since ``since_us`` (the ``as_of_us`` of an earlier answer, same day).
+    """
+
+    as_of_us: int
+    day: str
+    live_routers: int = 1
+    is_whole: bool = True
+    totals: list[TotalRecord] = []
 
 
 # --- heartbeat ---------------------------------------------------------------------------------------------------
