@@ -49,6 +49,7 @@ from router_ext.core.fairness.counters import Counters
 from router_ext.core.fairness.switch import build_policy
 from router_ext.core.fleet import Fleet
 from router_ext.core.ids import RequestId, TenantId
+from router_ext.core.in_line import InLine
 from router_ext.core.lifecycle import IllegalTransition, State, Trigger, advance
 from router_ext.core.limits import Limits
 from router_ext.core.queues import WaitingRoom
@@ -428,6 +429,11 @@ class Scheduler:
     def explain(self, request_id: RequestId) -> list[Reason]:
         """Why a request waited, the longest cause first; readable for a while after its end. Empty if it is unknown."""
         return self._books.explain(request_id, self._now)
+
+    def in_line(self, request_id: RequestId) -> InLine | None:
+        """Where a request stands that waits now, None if it does not. Cost: O(requests of its tenant that wait)."""
+        request = self._requests.get(request_id)
+        return self._waits.in_line(request) if request is not None and request.state is State.QUEUED else None
 
     def stats(self) -> pictures.PoolStats:
         """Numbers for heartbeats and metrics. Cost: O(tenants + backends)."""

@@ -21,6 +21,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from router_ext.core.estimates import PredictionBias, ServiceRate, Throughput
+from router_ext.core.in_line import InLine, own_ahead
 
 if TYPE_CHECKING:
     from router_ext.core.books import Books
@@ -65,6 +66,20 @@ class Waits:
             return None
         tokens, share = ahead
         return min(tokens / share, self._books.room.queued_tokens) * bias / rate
+
+    def in_line(self, request: Request) -> InLine:
+        """Where a waiting request stands. Cost: O(requests of its tenant that wait)."""
+        ahead, tokens = own_ahead(request)
+        rate, wait_s = self._full_rate(), None
+        if rate:
+            share = self._counters.share(request.member)
+            wait_s = min(tokens / share, self._books.room.queued_tokens) * (self.bias.ratio or 1.0) / rate
+        return InLine(
+            own_ahead=ahead,
+            own_queued=request.member.num_queued,
+            is_aside=request.parked_s is not None or request.held_s is not None,
+            wait_s=wait_s,
+        )
 
     def drain_s(self, tenant: Tenant | None) -> float:
         """Seconds until what waits now has been produced, at the measured rate; of one tenant at its share of it.

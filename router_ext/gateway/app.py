@@ -47,13 +47,15 @@ Handler = Callable[["Request"], Awaitable[Response | None]]
 
 MAX_ID_CHARACTERS = 128
 
+OWN_REQUESTS_PATH = "/v1/requests/"
+
 _log = get_logger(__name__)
 
 
 class Request:
     """One HTTP request, as the handlers see it."""
 
-    __slots__ = ("arrived_s", "arrived_us", "exchange", "headers", "path", "receive", "request_id")
+    __slots__ = ("arrived_s", "arrived_us", "exchange", "headers", "path", "receive", "request_id", "tier")
 
     def __init__(self, scope: Any, receive: Callable[[], Awaitable[Any]]) -> None:
         self.path: str = scope["path"]
@@ -63,6 +65,7 @@ class Request:
         self.arrived_s = asyncio.get_running_loop().time()
         self.arrived_us = now_us()
         self.request_id = _request_id(self.header(b"x-request-id"))
+        self.tier: TierName | None = None
 
     def header(self, name: bytes) -> str | None:
         """First value of a header (lower-case name)."""
@@ -115,12 +118,16 @@ class App:
             "/metrics": {"GET": self._metrics},
         }
 
+        self._own_requests: dict[str, Handler] = {"GET": self._explain}
+
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return
         request = Request(scope, receive)
         dialect = dialect_of(request.path)
-        methods = self._routes.get(request.path)
+        methods = self._routes.get(request.path) or (
+            self._own_requests if request.path.startswith(OWN_REQUESTS_PATH) else None
+        )
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         try:
             if methods is None:
@@ -172,7 +179,7 @@ class App:
             return None
         body = read_body(request.path, request.header(b"content-type"), raw, max_bytes=router.settings.body_limit_bytes)
         engine = self._engine(body.model, identity)
-        tier = identity.tier(request.header(TIER_HEADER))
+        tier = request.tier = identity.tier(request.header(TIER_HEADER))
         agent = declared_agent(
             identity.tenant,
             request.header(AGENT_HEADER) or request.header(INTERACTION_HEADER),
@@ -407,6 +414,17 @@ class App:
         ]
         return Response(status=200, headers=[JSON], body=orjson.dumps({"object": "list", "data": data}))
 
+    async def _explain(self, request: Request) -> Response:
+        """What became of a request of the caller's own tenant; of others' there is no more to learn than of none."""
+        identity = self._identify(request)
+        wanted = request.path.removeprefix(OWN_REQUESTS_PATH)
+        engines = self._router.engines.values()
+        found = [each for engine in engines for each in engine.explain_own(wanted, identity.tenant)]
+        if not found:
+            raise NotFound("There is no such request here, or it has ended too long ago.", code="request_not_found")
+        found.sort(key=lambda each: str(each["arrived_at"]), reverse=True)
+        return Response(status=200, headers=[JSON], body=orjson.dumps({"id": wanted, "requests": found}))
+
     # --- health and metrics -------------------------------------------------------------------------------------------
 
     async def _health(self, request: Request) -> Response:
@@ -454,6 +472,8 @@ def _request_id(given: str | None) -> str:
 
 def _refusal(error: FairlaneError, dialect: Dialect, request: Request) -> Response:
     extra = [(b"x-request-id", request.request_id.encode())]
+    if request.tier is not None:
+        extra.append((b"x-fairlane-tier", request.tier.encode("latin-1", "replace")))
     status, headers, body = error_response(error, dialect, extra=extra)
     return Response(status=status, headers=headers, body=body)
 

@@ -44,6 +44,7 @@ class Books:
 
     def refused(self, call: Call, error: FairlaneError) -> None:
         """A request that was never queued: nothing is booked."""
+        self.explanations.dropped(call)
         self._ledger.discard(call.slot)
         self._metrics.rejected.labels(error.code).inc()
         self._metrics.requests.labels(self.name, call.tier, "refused", error.code).inc()
@@ -57,7 +58,7 @@ class Books:
         if self._is_explained(call, outcome, now):
             reasons = self.explanations.reasons(event)
             timeline = self.explanations.whole_timeline(call, outcome, now)
-        self.explanations.ended(call, outcome=outcome, code=code)
+        self.explanations.ended(call, outcome=outcome, code=code, now=now)
         self._ledger.finish(
             call.slot,
             outcome=outcome,

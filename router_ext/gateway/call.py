@@ -173,6 +173,11 @@ class Call:
         return self._generations
 
     @property
+    def overhead_s(self) -> float:
+        """The router's own part of the time to the first token: from the request's head to the queue."""
+        return self.validated_s - self.arrived_s
+
+    @property
     def request_id(self) -> str:
         return self.slot.start.request
 

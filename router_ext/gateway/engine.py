@@ -34,7 +34,7 @@ from router_ext.core.events import (
     RequestSpec,
     TimerFired,
 )
-from router_ext.core.ids import BackendId, RequestId
+from router_ext.core.ids import BackendId, RequestId, TenantId
 from router_ext.core.scheduler import Scheduler
 from router_ext.core.slicing import room_tokens
 from router_ext.core.snapshot import PoolStats
@@ -312,6 +312,7 @@ class PoolEngine:
     def submit(self, call: Call, generations: Sequence[Scheduled]) -> None:
         """Queue the generations of a call."""
         self.calls.add(call)
+        self.books.explanations.began(call)
         for generation in generations:
             self._generations[generation.request_id] = generation
         for generation in generations:
@@ -398,7 +399,7 @@ class PoolEngine:
 
     def requests(self, limit: int) -> list[dict[str, Any]]:
         """Live requests and the newest that have ended, for an operator."""
-        return [{"pool": self.name, **line} for line in self.books.explanations.newest(self.calls, limit)]
+        return [{"pool": self.name, **line} for line in self.books.explanations.newest(limit, self.loop.time())]
 
     def oldest(self, limit: int) -> list[LiveRequest]:
         """Live requests that arrived first."""
@@ -407,7 +408,14 @@ class PoolEngine:
     def explain(self, wanted: str) -> list[dict[str, Any]]:
         """Why the requests of this id waited and what became of them, as of now."""
         self.post(TimerFired())
-        return [{"pool": self.name, **found} for found in self.books.explanations.find(self.calls, wanted)]
+        found = self.books.explanations.find(wanted, self.loop.time())
+        return [{"pool": self.name, **each} for each in found]
+
+    def explain_own(self, wanted: str, tenant: TenantId) -> list[dict[str, Any]]:
+        """The same as the tenant itself may read it; empty if it has no such request."""
+        self.post(TimerFired())
+        found = self.books.explanations.find_own(wanted, tenant, self.loop.time())
+        return [{"model": self.name, **each} for each in found]
 
     def stats(self) -> PoolStats:
         """The scheduler's numbers at this instant; a tick first, for what time alone has given back since."""
@@ -480,11 +488,14 @@ class PoolEngine:
 
     def answer_headers(self, call: Call) -> list[tuple[bytes, bytes]]:
         """Headers of our own on every answer of a call."""
-        headers = [(b"x-request-id", call.request_id.encode("latin-1", "replace"))]
+        headers = [
+            (b"x-request-id", call.request_id.encode("latin-1", "replace")),
+            (b"x-fairlane-tier", call.tier.encode("latin-1", "replace")),
+        ]
         if call.dispatched_s is not None:
             waited = max(0, int((call.dispatched_s - call.validated_s) * 1_000))
             headers.append((b"x-fairlane-queue-time", b"%d" % waited))
-            headers.append((b"x-fairlane-tier", call.tier.encode("latin-1", "replace")))
+            headers.append((b"x-fairlane-overhead", b"%.3f" % (call.overhead_s * 1_000)))
         return headers
 
     def call_refused(self, call: Call, error: FairlaneError) -> None:
@@ -517,6 +528,7 @@ class PoolEngine:
         except Exception:
             _log.exception("call.failed_to_end", pool=self.name, request=call.request_id)
         self.calls.discard(call)
+        self.books.explanations.dropped(call)
         if not call.client.done.done():
             # It counts as ended, and nobody has told its client.
             call.client.cut()

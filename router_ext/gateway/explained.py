@@ -10,12 +10,14 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from router_ext.core.ids import RequestId
 from router_ext.core.scheduler import Scheduler
 from router_ext.core.timeline import Moment, Step, words
 from router_ext.gateway.call import Call
+from router_ext.gateway.own_view import own_view
 from router_ext.wire.controlplane import LiveRequest, MomentRecord, ReasonRecord
 
 _REMEMBERED = 1_024
@@ -28,9 +30,17 @@ _ENDS = {
 }
 
 
+_SAME_ID = 16
+"""Requests told of one id; clients may send the same one again and again."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """A request as far as it can be named: ids, whose it is, what became of it (None while it lives)."""
+    """A request as far as it can be named: ids, whose it is, what became of it (``outcome`` None while it lives).
+
+    Times are seconds since it arrived, None if it did not come so far. ``queue_s``: from there to its first dispatch,
+    less ``overhead_s``, the router's own work before the queue. ``total_s``: to its end, or to now.
+    """
 
     request: str
     event: str
@@ -39,8 +49,18 @@ class Known:
     arrived_at_us: int
     outcome: str | None
     code: str | None
+    finish_reason: str | None
     predicted_tokens: int | None
+    prompt_tokens: int
     output_tokens: int
+    max_new_tokens: int | None
+    slices: int
+    preemptions: int
+    recomputed_tokens: int
+    overhead_s: float
+    queue_s: float | None
+    first_token_s: float | None
+    total_s: float
 
 
 class Explanations:
@@ -49,6 +69,9 @@ class Explanations:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._ended: OrderedDict[str, Known] = OrderedDict()
+        self._live: dict[str, Call] = {}
+        # Event ids by the id the client knows, oldest first.
+        self._events: dict[str, list[str]] = {}
 
     def reasons(self, event: str) -> list[ReasonRecord]:
         """Why the first generation of this call waited, the longest cause first."""
@@ -70,17 +93,39 @@ class Explanations:
             moments.append(MomentRecord(at_s=at_s, step=step, text=words(step), tokens=call.output_tokens))
         return moments
 
-    def ended(self, call: Call, *, outcome: str, code: str | None) -> None:
+    def began(self, call: Call) -> None:
+        """A call is about to be queued."""
+        start = call.slot.start
+        self._live[start.event] = call
+        self._events.setdefault(start.request, []).append(start.event)
+
+    def dropped(self, call: Call) -> None:
+        """Forget a call that was not queued, or whose end met a defect."""
+        start = call.slot.start
+        if self._live.pop(start.event, None) is not None:
+            self._forget(start.request, start.event)
+
+    def ended(self, call: Call, *, outcome: str, code: str | None, now: float) -> None:
         """Remember a call that has ended."""
-        known = _known(call, outcome, code)
+        known = _known(call, outcome, code, now)
+        self._live.pop(known.event, None)
         self._ended[known.event] = known
         if len(self._ended) > _REMEMBERED:
-            self._ended.popitem(last=False)
+            _, oldest = self._ended.popitem(last=False)
+            self._forget(oldest.request, oldest.event)
 
-    def newest(self, live: Iterable[Call], limit: int) -> list[dict[str, Any]]:
+    def _forget(self, request: str, event: str) -> None:
+        events = self._events.get(request)
+        if events is not None and event in events:
+            events.remove(event)
+            if not events:
+                del self._events[request]
+
+    def newest(self, limit: int, now: float) -> list[dict[str, Any]]:
         """Live requests, then those that have ended, newest first; without their explanations."""
-        now = sorted((_known(call, None, None) for call in live), key=lambda known: -known.arrived_at_us)
-        return [self._line(known) for known in [*now, *reversed(self._ended.values())][:limit]]
+        live = heapq.nlargest(limit, self._live.values(), key=lambda call: call.slot.start.arrived_at_us)
+        known = [_known(call, None, None, now) for call in live]
+        return [self._line(each) for each in [*known, *islice(reversed(self._ended.values()), limit)][:limit]]
 
     def oldest(self, live: Iterable[Call], limit: int) -> list[LiveRequest]:
         """Live requests that arrived first, and where they run. O(live log limit)."""
@@ -105,16 +150,35 @@ class Explanations:
             return None
         return next((m.backend for m in reversed(moments) if m.backend is not None), None)
 
-    def find(self, live: Iterable[Call], wanted: str) -> Iterator[dict[str, Any]]:
-        """Everything of the requests with this id: what their client got as ``x-request-id``, or that of the books."""
-        alive = [_known(call, None, None) for call in live]
-        for known in [*alive, *reversed(self._ended.values())]:
-            if wanted in (known.request, known.event):
-                yield {
-                    **self._line(known),
-                    "reasons": [_plain(reason) for reason in self.reasons(known.event)],
-                    "timeline": [_plain(moment) for moment in self.timeline(known.event)],
-                }
+    def find(self, wanted: str, now: float) -> Iterator[dict[str, Any]]:
+        """Everything of the requests with this id, newest first, for an operator."""
+        for known in self._named(wanted, now):
+            yield {
+                **self._line(known),
+                "reasons": [_plain(reason) for reason in self.reasons(known.event)],
+                "timeline": [_plain(moment) for moment in self.timeline(known.event)],
+            }
+
+    def find_own(self, wanted: str, tenant: str, now: float) -> Iterator[dict[str, Any]]:
+        """The same as their own tenant may read it; nothing of other tenants' requests."""
+        for known in self._named(wanted, now):
+            if known.tenant == tenant:
+                event = RequestId(known.event)
+                yield own_view(
+                    known,
+                    reasons=self._scheduler.explain(event),
+                    moments=self.timeline(known.event),
+                    in_line=self._scheduler.in_line(event),
+                )
+
+    def _named(self, wanted: str, now: float) -> Iterator[Known]:
+        """By what their client got as ``x-request-id``, or by the id of the books; newest first."""
+        for event in [*reversed(self._events.get(wanted, ())), wanted][:_SAME_ID]:
+            call, known = self._live.get(event), self._ended.get(event)
+            if call is not None:
+                yield _known(call, None, None, now)
+            elif known is not None:
+                yield known
 
     def _line(self, known: Known) -> dict[str, Any]:
         steps = self._scheduler.timeline(RequestId(known.event))
@@ -133,7 +197,7 @@ class Explanations:
         }
 
 
-def _known(call: Call, outcome: str | None, code: str | None) -> Known:
+def _known(call: Call, outcome: str | None, code: str | None, now: float) -> Known:
     start = call.slot.start
     return Known(
         request=start.request,
@@ -143,8 +207,18 @@ def _known(call: Call, outcome: str | None, code: str | None) -> Known:
         arrived_at_us=start.arrived_at_us,
         outcome=outcome,
         code=code,
+        finish_reason=call.finish_reason,
         predicted_tokens=call.predicted_tokens,
+        prompt_tokens=call.prompt_tokens,
         output_tokens=call.output_tokens,
+        max_new_tokens=start.max_new_tokens,
+        slices=call.segments,
+        preemptions=call.preemptions,
+        recomputed_tokens=call.recomputed_tokens,
+        overhead_s=call.overhead_s,
+        queue_s=None if call.dispatched_s is None else call.dispatched_s - call.validated_s,
+        first_token_s=None if call.first_token_s is None else call.first_token_s - call.arrived_s,
+        total_s=now - call.arrived_s,
     )
 
 

@@ -17,7 +17,14 @@ from support.recorded_tgi import differences
 
 FILE = Path(__file__).parents[1] / "conformance" / "router_differences.toml"
 
-OWN_HEADERS = {"x-request-id", "x-fairlane-queue-time", "x-fairlane-tier", "retry-after", "retry-after-ms"}
+OWN_HEADERS = {
+    "x-request-id",
+    "x-fairlane-queue-time",
+    "x-fairlane-overhead",
+    "x-fairlane-tier",
+    "retry-after",
+    "retry-after-ms",
+}
 """More than TGI sends, which every HTTP client passes over."""
 
 _SYNTAX = "Failed to parse the request body as JSON: "
