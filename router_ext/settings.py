@@ -90,6 +90,13 @@ class RouterSettings(BaseSettings):
         le=10,
         description="failures in a row without a token that a request may survive; 0: none",
     )
+    retry_ratio: float = Field(
+        default=0.2, ge=0, le=1, description="retries of a pool, as a share of its other dispatches in ten seconds"
+    )
+    retry_floor: int = Field(default=20, ge=0, le=10_000, description="retries of a pool in ten seconds in any case")
+    breaker_max_wait_s: float = Field(
+        default=15.0, ge=0, le=300, description="longest wait before a backend that keeps failing is tried again"
+    )
     predictor: bool = Field(default=True, description="run the worker process that predicts output lengths")
     prediction_limit_s: float = Field(
         default=0.005, gt=0, le=0.1, description="a request waits no longer for its prediction, counted from its body"

@@ -5,8 +5,10 @@
        '-- added or its address changed
     a cordoned backend is watched like any other; the scheduler gives it nothing.
 
-A broken stream whose connection was refused or cut before its head opens the breaker at once; the next good check
-closes it. Metrics of a backend are looked at for drift only: stale or missing ones never stop dispatch.
+The breaker (``backends.breaker``) opens with DOWN. A broken stream whose connection was refused or cut before its head
+opens it at once, so do ``STREAM_FAILURES`` streams in a row that failed with no token from the backend in between, and
+any failure while it is half-open. A good check brings the backend UP again, half-open, if its wait is over; its first
+token closes the breaker. Metrics of a backend are looked at for drift only: stale or missing ones never stop dispatch.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from router_ext.backends.base import Backend, BackendUnreachable
+from router_ext.backends.breaker import Breaker, Phase
 from router_ext.backends.probe import fetch_info
 from router_ext.core.ids import BackendId
 from router_ext.errors import FairlaneError, UpstreamFailed
@@ -28,6 +31,12 @@ from router_ext.wire.tgi import Info
 
 METRICS_EVERY = 5
 """Health checks per look at a backend's metrics."""
+
+STREAM_FAILURES = 5
+"""Streams in a row that fail in different loop turns: a backend whose ``/health`` is well serves nothing all the same.
+A batch that fails whole counts once."""
+
+HALF_OPEN = "half-open: one request at a time until it has shown a token"
 
 _log = get_logger(__name__)
 
@@ -49,11 +58,14 @@ class Member(Generic[K]):
 
     record: BackendRecord
     client: Backend
+    breaker: Breaker
     state: State = State.WARMING
     info: Info | None = None
     info_body: bytes = b""
     knowledge: K | None = None
     failures: int = 0
+    stream_failures: int = 0
+    stream_failed_s: float = -1.0
     answered_s: float = 0.0
     """When ``/health`` answered last, on the loop's clock."""
     detail: str = "not asked yet"
@@ -67,12 +79,17 @@ class Member(Generic[K]):
     def backend(self) -> BackendId:
         return BackendId(self.record.backend)
 
+    @property
+    def is_on_trial(self) -> bool:
+        """Up, and given one request at a time until it has shown a token."""
+        return self.breaker.phase is Phase.HALF_OPEN
+
 
 class Listener(Protocol[K]):
     """Who wants to know; called on the loop's thread."""
 
     def backend_changed(self, member: Member[K]) -> None:
-        """``state`` became UP or DOWN."""
+        """``state`` became UP or DOWN, or ``is_on_trial`` ended."""
 
     def backend_learned(self, member: Member[K]) -> None:
         """``info`` or ``knowledge`` is there or differs; comes before ``backend_changed`` to UP.
@@ -94,6 +111,7 @@ class BackendPool(Generic[K]):
         interval_s: float,
         timeout_s: float,
         max_failures: int,
+        max_wait_s: float = 15.0,
     ) -> None:
         self.members: dict[BackendId, Member[K]] = {}
         self._listener = listener
@@ -102,6 +120,8 @@ class BackendPool(Generic[K]):
         self._interval_s = interval_s
         self._timeout_s = timeout_s
         self._max_failures = max_failures
+        self._max_wait_s = max_wait_s
+        self._loop = asyncio.get_running_loop()
         self._tasks: asyncio.TaskGroup | None = None
 
     @property
@@ -137,7 +157,7 @@ class BackendPool(Generic[K]):
                 self._drop(member)
                 member = None
             if member is None:
-                member = Member[K](record=record, client=clients[backend])
+                member = Member[K](record=record, client=clients[backend], breaker=Breaker(max_wait_s=self._max_wait_s))
                 self._watch(member)
             member.record = record
             ordered[backend] = member
@@ -164,14 +184,31 @@ class BackendPool(Generic[K]):
                 self._tasks = None
 
     def stream_failed(self, backend: BackendId, error: UpstreamFailed) -> None:
-        """A stream broke: look at once, and open the breaker if the server itself did not answer."""
+        """A stream broke: look at once, and open the breaker if the server itself did not answer, or serves nothing."""
         member = self.members.get(backend)
         if member is None:
             return
-        if isinstance(error, BackendUnreachable) and member.state is State.UP:
+        now = self._loop.time()
+        if now != member.stream_failed_s:
+            member.stream_failed_s = now
+            member.stream_failures += 1
+        is_useless = member.is_on_trial or member.stream_failures >= STREAM_FAILURES
+        if member.state is State.UP and (is_useless or isinstance(error, BackendUnreachable)):
             member.failures = self._max_failures
             self._set(member, State.DOWN, error.message)
         member.kick.set()
+
+    def spoke(self, backend: BackendId) -> None:
+        """A token came from this backend: it serves."""
+        member = self.members.get(backend)
+        if member is None:
+            return
+        member.stream_failures = 0
+        if member.is_on_trial:
+            member.breaker.close(self._loop.time())
+            member.detail = ""
+            _log.info("backend.closed_breaker", backend=member.backend)
+            self._listener.backend_changed(member)
 
     async def close(self) -> None:
         """Close every connection."""
@@ -210,6 +247,8 @@ class BackendPool(Generic[K]):
                 continue
 
     async def _check(self, member: Member[K]) -> None:
+        if self._loop.time() < member.breaker.not_before_s:
+            return
         try:
             if member.state is not State.UP:
                 # It may have come back as another model, or with other limits.
@@ -220,9 +259,12 @@ class BackendPool(Generic[K]):
         except UpstreamFailed as error:
             self._failed(member, error.message, is_gone=isinstance(error, BackendUnreachable))
             return
-        member.failures = 0
-        member.answered_s = asyncio.get_running_loop().time()
-        self._set(member, State.UP, "")
+        now = self._loop.time()
+        member.answered_s = now
+        # A stream may have failed while it was asked.
+        if member.breaker.try_again(now):
+            member.failures = 0
+            self._set(member, State.UP, HALF_OPEN if member.is_on_trial else "")
 
     def _failed(self, member: Member[K], detail: str, *, is_gone: bool) -> None:
         member.failures += 1
@@ -250,6 +292,9 @@ class BackendPool(Generic[K]):
         if member.state is state:
             return
         before, member.state = member.state, state
+        if before is State.UP:
+            member.breaker.open(self._loop.time())
+            member.stream_failures = 0
         _log.info("backend.changed", backend=member.backend, before=before, state=state, detail=detail)
         if state is State.UP or before is State.UP:
             self._listener.backend_changed(member)

@@ -61,6 +61,7 @@ class Backend:
 
     Attributes:
         index: position in the order of backend ids; the tie-break of placement.
+        is_on_trial: it failed lately, and has one seat until it has shown that it serves.
         exposure: what may not start beside whom here.
         prefixes: starts of prompts it probably still holds.
         spare_tokens: input plus new tokens beyond the free KV that still fit (TGI reserves one token less).
@@ -81,6 +82,7 @@ class Backend:
         "exposure",
         "index",
         "is_cordoned",
+        "is_on_trial",
         "is_retired",
         "is_up",
         "ledger",
@@ -100,6 +102,7 @@ class Backend:
         self.backend_id: BackendId = config.backend
         self.index = 0
         self.is_up = False
+        self.is_on_trial = False
         self.is_retired = False
         self.ledger = Ledger(config)
         self.num_running = 0
@@ -128,6 +131,11 @@ class Backend:
     def is_usable(self) -> bool:
         """May be given work."""
         return self.is_up and not self.is_cordoned and not self.is_retired
+
+    @property
+    def max_seats(self) -> int:
+        """Sequences it may run at once. A request alone may have more: TGI refuses those of two, never the first."""
+        return 1 if self.is_on_trial else self.config.max_concurrent_requests
 
     def blocks(self, request: Request, new_tokens: int) -> int:
         """Blocks a dispatch of ``request`` with ``new_tokens`` reserves here, over all its sequences.

@@ -154,10 +154,14 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendChanged:
-    """A backend became usable or unusable (health, breaker). Requests running there report for themselves."""
+    """A backend became usable or unusable (health, breaker). Requests running there report for themselves.
+
+    ``is_on_trial``: it failed lately and is given one request at a time, until this event says otherwise.
+    """
 
     backend: BackendId
     is_up: bool
+    is_on_trial: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

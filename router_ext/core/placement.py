@@ -67,7 +67,7 @@ class Placement:
                 continue
             if is_odd and request.grammar is not None and not config.takes_grammars:
                 continue
-            if backend.seats + sequences > config.max_concurrent_requests and backend.seats:
+            if backend.seats + sequences > backend.max_seats and backend.seats:
                 if gate < Gate.CONCURRENCY:
                     gate = Gate.CONCURRENCY
                 continue
@@ -138,7 +138,6 @@ class Placement:
         self, backend: Backend, request: Request, new_tokens: int, now: float, before_s: float, *, is_urgent: bool
     ) -> Claim | None:
         """The claim on this backend; None if the request never fits there, or not before ``before_s``."""
-        config = backend.config
         if not backend.can_hold(request, new_tokens):
             return None
         gates = self._gates
@@ -148,7 +147,7 @@ class Placement:
             return None
         at_s, free = when
         is_kv = True
-        if backend.seats + request.num_sequences > config.max_concurrent_requests and backend.releases:
+        if backend.seats + request.num_sequences > backend.max_seats and backend.releases:
             at_s = max(at_s, backend.releases[0][0])
         if not is_urgent and gates.is_on and backend.prefill_tokens:
             window = backend.window_tokens(gates.tightest_target_s, backend.prefill_rate())

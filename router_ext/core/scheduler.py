@@ -306,9 +306,15 @@ class Scheduler:
 
     def _on_backend_changed(self, event: BackendChanged, now: float, actions: list[Action]) -> None:
         backend = self._fleet.backends.get(event.backend)
-        if backend is None or backend.is_retired or backend.is_up == event.is_up:
+        if backend is None or backend.is_retired:
+            return
+        if backend.is_up == event.is_up:
+            if backend.is_on_trial != event.is_on_trial:
+                backend.is_on_trial = event.is_on_trial
+                self._decider.decide(now, actions)
             return
         backend.is_up = event.is_up
+        backend.is_on_trial = event.is_on_trial
         if event.is_up:
             backend.exposure.fell_s = None
         else:

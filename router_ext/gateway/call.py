@@ -77,6 +77,7 @@ class Call:
         characters: of all prompts, a chat's after templating.
         foresight: what was predicted of it.
         write_failure: an error inside the stream, in its dialect; set before its first byte.
+        attempts: dispatches after a failure, and the first; continuations of slices are none.
         output_tokens: tokens handed to the client's connection. prompt_tokens: of all prompts.
         resume_class: of its least faithful generation, set when it ends, however it ends.
     """
@@ -88,6 +89,7 @@ class Call:
         "_open_generations",
         "_words",
         "arrived_s",
+        "attempts",
         "backends",
         "characters",
         "client",
@@ -157,6 +159,7 @@ class Call:
         self.recomputed_tokens = 0
         self.resumed_prompt_tokens = 0
         self.segments = 0
+        self.attempts = 1
         self.preemptions = 0
         self.backends: list[str] = []
         self.explanation: list[str] = []

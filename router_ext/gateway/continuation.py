@@ -425,7 +425,7 @@ class Continuation:
         return []
 
     def _on_nonsense(self, problem: str) -> list[StreamEvent]:
-        self.error = UpstreamError(ErrorKind.GENERATION, problem, "")
+        self.error = UpstreamError(ErrorKind.UNKNOWN, problem, "")
         self.phase = Phase.BROKEN
         return []
 

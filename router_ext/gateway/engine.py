@@ -46,6 +46,7 @@ from router_ext.gateway.configure import grammar_limits, pool_config
 from router_ext.gateway.foresight import PoolForesight, Predictions
 from router_ext.gateway.knowledge import ModelKnowledge, probe_model
 from router_ext.gateway.model import Member, PoolModel
+from router_ext.gateway.retries import RetryBudget
 from router_ext.gateway.slices import TextGeneration
 from router_ext.gateway.suspects import FREEZE_S, QUIET_CHECKS, BackendFrozen, Suspects
 from router_ext.gateway.upstream import Step
@@ -93,6 +94,7 @@ class PoolEngine:
         name: the pool's public name. record: its configuration.
         predictor: empirical quantiles, the fallback. foresight: the trained model, as the worker process has it.
         suspects: who may have felled a backend. grammar_limits: seconds a new grammar may stall one, by tier.
+        retries: how many requests may be sent again.
         model: limits, tokenizer, short questions. books: where ended calls are written. calls: those that have not.
     """
 
@@ -124,6 +126,7 @@ class PoolEngine:
             interval_s=settings.health_interval_s,
             timeout_s=settings.health_timeout_s,
             max_failures=settings.health_failures,
+            max_wait_s=settings.breaker_max_wait_s,
         )
         self.config: PoolConfig = pool_config(record, snapshot, {})
         self.model = PoolModel(
@@ -135,6 +138,7 @@ class PoolEngine:
             on_failure=self.upstream_failed,
         )
         self.suspects = Suspects(record.name)
+        self.retries = RetryBudget(ratio=settings.retry_ratio, floor=settings.retry_floor)
         self.grammar_limits = grammar_limits(snapshot)
         self.calls: set[Call] = set()
         self._snapshot = snapshot
@@ -210,7 +214,11 @@ class PoolEngine:
             self.post(Reconfigured(config=config))
             # A backend that takes part for the first time is down until its state is told (again, for the others).
             for member in self.backends.members.values():
-                self.post(BackendChanged(backend=member.backend, is_up=member.state is State.UP))
+                self._tell(member)
+
+    def _tell(self, member: Member) -> None:
+        is_up = member.state is State.UP
+        self.post(BackendChanged(backend=member.backend, is_up=is_up, is_on_trial=is_up and member.is_on_trial))
 
     def backend_learned(self, member: Member) -> None:
         """Listener of the backends: limits are known, or have changed."""
@@ -226,9 +234,9 @@ class PoolEngine:
             )
 
     def backend_changed(self, member: Member) -> None:
-        """Listener of the backends: one came up or went down."""
+        """Listener of the backends: one came up or went down, or has shown that it serves."""
         self.model.backends_changed()
-        self.post(BackendChanged(backend=member.backend, is_up=member.state is State.UP))
+        self._tell(member)
 
     # --- events in --------------------------------------------------------------------------------------------------
 
@@ -325,6 +333,10 @@ class PoolEngine:
             return
         progress = self._progress
         progress[generation] = progress.get(generation, 0) + tokens
+        member = generation.member
+        if member is not None and (member.stream_failures or member.is_on_trial):
+            # Later in this turn: what is being read must not be cut by what follows from it.
+            self.loop.call_soon(self.backends.spoke, member.backend)
         if not self._is_flush_due:
             self._is_flush_due = True
             self.loop.call_soon(self._flush)
@@ -496,6 +508,7 @@ class PoolEngine:
             waited = max(0, int((call.dispatched_s - call.validated_s) * 1_000))
             headers.append((b"x-fairlane-queue-time", b"%d" % waited))
             headers.append((b"x-fairlane-overhead", b"%.3f" % (call.overhead_s * 1_000)))
+            headers.append((b"x-fairlane-attempts", b"%d" % call.attempts))
         return headers
 
     def call_refused(self, call: Call, error: FairlaneError) -> None:

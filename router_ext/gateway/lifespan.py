@@ -400,6 +400,9 @@ class Router:
                     is_length_model_refused=engine.foresight.refused is not None,
                     slice_level=stats.slice_level,
                     strikes={kind.value: count for kind, count in engine.suspects.strikes.items()},
+                    retries=engine.retries.granted,
+                    retries_refused=engine.retries.refused,
+                    retries_left=engine.retries.left(self.loop.time()),
                 )
             )
             for tier, count in stats.queued_by_tier.items():
@@ -415,6 +418,8 @@ class Router:
                         reserved_tokens=b.reserved_tokens,
                         kv_tokens=b.usable_tokens,
                         queue_size=None if member is None else member.queue_size,
+                        breaker="closed" if member is None else member.breaker.phase.value,
+                        openings=0 if member is None else member.breaker.openings,
                     )
                 )
             for t in stats.tenants:

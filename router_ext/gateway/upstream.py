@@ -69,6 +69,7 @@ class UpstreamGeneration:
         "_engine",
         "_failures",
         "_handle",
+        "_is_retry",
         "_kv_tokens",
         "_strikes",
         "call",
@@ -89,6 +90,7 @@ class UpstreamGeneration:
         self.member: Member | None = None
         self._handle: StreamHandle | None = None
         self._failures = 0
+        self._is_retry = False
         self._strikes = 1 if spec.is_suspect else 0
         self._kv_tokens = 0
         self.started_s = 0.0
@@ -144,6 +146,10 @@ class UpstreamGeneration:
         self.step = Step.RUNNING
         self.started_s = self._engine.loop.time()
         self.heard_s = 0.0
+        if self._is_retry:
+            self._is_retry = False
+        else:
+            self._engine.retries.dispatched(self.started_s)
         self._kv_tokens = opening.kv_tokens
         self.call.dispatched(
             member.backend,
@@ -240,8 +246,18 @@ class UpstreamGeneration:
         if limit and isinstance(error, BackendRefused):
             # Nothing came of it for anybody, and where it was is left alone now: all of them may fall in a row.
             limit += len(engine.backends.members)
-        if is_final or not limit or self._failures > limit or not self._go_on(error):
+        if is_final or not limit or self._failures > limit or not self._may_retry(error) or not self._go_on(error):
             self.end_with(error)
+        else:
+            self.call.attempts += 1
+
+    def _may_retry(self, error: FairlaneError) -> bool:
+        """The pool's budget allows another dispatch, if that counts as a retry (``gateway.retries``)."""
+        if self.has_spoken or isinstance(error, BackendRefused):
+            return True
+        engine = self._engine
+        self._is_retry = engine.retries.take(engine.loop.time())
+        return self._is_retry
 
     def _judged(self, error: FairlaneError) -> FairlaneError | None:
         """Count the failure against whoever may have caused it; what to end with, if it is not to be tried again."""

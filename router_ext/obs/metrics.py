@@ -44,6 +44,8 @@ class BackendReading:
     reserved_tokens: int
     kv_tokens: int
     queue_size: float | None
+    breaker: str = "closed"
+    openings: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +80,10 @@ class PoolReading:
     slice_level: float
     strikes: dict[str, int] = field(default_factory=dict)
     """Dispatches that may have felled a backend, by kind."""
+    retries: int = 0
+    retries_refused: int = 0
+    retries_left: int = 0
+    """What ``gateway.retries`` granted and refused since start, and would grant now."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,6 +105,9 @@ class Readings:
     """Events the control plane would not take; anything but 0 is an alarm."""
     applied_revision: int = 0
     is_draining: bool = False
+
+
+_BREAKER = {"closed": 0.0, "half-open": 1.0, "open": 2.0}
 
 
 class _Snapshotted(Collector):
@@ -131,15 +140,23 @@ class _Snapshotted(Collector):
         own = GaugeMetricFamily(
             "fairlane_backend_queue_size", "Requests in the backend's own queue (should be 0).", labels=labels
         )
+        breaker = GaugeMetricFamily(
+            "fairlane_backend_breaker_state",
+            "0: closed. 1: half-open, one request at a time until it has shown a token. 2: open.",
+            labels=labels,
+        )
+        openings = CounterMetricFamily("fairlane_backend_breaker_openings", "Failures that opened it.", labels=labels)
         for b in now.backends:
             name = [b.pool, b.backend]
+            breaker.add_metric(name, _BREAKER[b.breaker])
+            openings.add_metric(name, b.openings)
             up.add_metric(name, float(b.is_up))
             running.add_metric(name, b.running)
             reserved.add_metric(name, b.reserved_tokens)
             kv.add_metric(name, b.kv_tokens)
             if b.queue_size is not None:
                 own.add_metric(name, b.queue_size)
-        yield from (up, running, reserved, kv, own)
+        yield from (up, running, reserved, kv, own, breaker, openings)
         yield GaugeMetricFamily("fairlane_ledger_pending_events", "Usage events not acknowledged.", now.spool_events)
         yield GaugeMetricFamily("fairlane_ledger_pending_bytes", "Bytes of the usage spool.", now.spool_bytes)
         yield GaugeMetricFamily(
@@ -210,8 +227,22 @@ def _pool_metrics(readings: list[PoolReading]) -> Iterable[Metric]:
         "Requests that showed nothing when their backend died, froze or failed a batch, by kind.",
         labels=["model", "kind"],
     )
+    retries = CounterMetricFamily(
+        "fairlane_retries", "Requests sent again that had shown nothing, a suspect's trial included.", labels=labels
+    )
+    retries_refused = CounterMetricFamily(
+        "fairlane_retries_refused",
+        "Requests that ended with their error because the retry budget was spent.",
+        labels=labels,
+    )
+    retries_left = GaugeMetricFamily(
+        "fairlane_retry_budget_requests", "Retries that the budget would grant now.", labels=labels
+    )
     for r in readings:
         name = [r.pool]
+        retries.add_metric(name, r.retries)
+        retries_refused.add_metric(name, r.retries_refused)
+        retries_left.add_metric(name, r.retries_left)
         for kind, count in r.strikes.items():
             strikes.add_metric([r.pool, kind], count)
         for source, count in r.predictions.items():
@@ -246,6 +277,9 @@ def _pool_metrics(readings: list[PoolReading]) -> Iterable[Metric]:
         refused,
         level,
         strikes,
+        retries,
+        retries_refused,
+        retries_left,
     )
 
 

@@ -204,9 +204,10 @@ def classify_error(message: str, error_type: str, status: int | None = None) -> 
         kind = ErrorKind.VALIDATION
     elif status == 429:
         kind = ErrorKind.OVERLOADED
-    elif status is not None and status >= 500:
+    elif status == 424:
         kind = ErrorKind.GENERATION
     else:
+        # Whatever stands in front of the backend says this, or the backend itself fell: no verdict on a batch.
         kind = ErrorKind.UNKNOWN
     return UpstreamError(kind=kind, message=message, error_type=error_type, status=status)
 

@@ -111,6 +111,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.stopping: set[str] = set()
         """Those of the running ones that were told to stop."""
         self.up: set[str] = set()
+        self.trial: set[str] = set()
+        """Those of them that are given one request at a time."""
         self.timer: float | None = None
 
     @initialize(config=configurations(), is_crowded=st.sampled_from([True, True, False]))
@@ -161,6 +163,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 name = action.request_id
                 assert self.place[name] == "waiting"
                 assert action.backend in self.up
+                if action.backend in self.trial:
+                    assert not [n for n in self.those("running") if self.backend_of[n] == action.backend]
                 assert action.backend in self.config.backends
                 assert not self.config.backends[action.backend].is_cordoned
                 assert 1 <= action.slice_tokens <= self.specs[name].max_new_tokens - self.output[name]
@@ -332,16 +336,19 @@ class SchedulerMachine(RuleBasedStateMachine):
             if self.backend_of[name] == backend:
                 self.report_failure(name, is_retryable=True)
 
-    @rule(backend=st.sampled_from(BACKENDS))
-    def find_backend(self, backend: str) -> None:
+    @rule(backend=st.sampled_from(BACKENDS), is_on_trial=st.booleans())
+    def find_backend(self, backend: str, is_on_trial: bool) -> None:
+        """It is back, or its trial begins or is over."""
         if backend in self.config.backends:
             self.up.add(backend)
-        self.send(BackendChanged(backend=BackendId(backend), is_up=True))
+            (self.trial.add if is_on_trial else self.trial.discard)(backend)
+        self.send(BackendChanged(backend=BackendId(backend), is_up=True, is_on_trial=is_on_trial))
 
     @rule(config=configurations())
     def reconfigure(self, config: PoolConfig) -> None:
         self.config = config
         self.up &= set(config.backends)
+        self.trial &= self.up
         self.send(Reconfigured(config=config))
 
     @rule(seconds=st.sampled_from([0.001, 0.05, 1.0, 4.0]))

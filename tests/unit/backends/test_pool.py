@@ -10,7 +10,7 @@ import pytest
 
 from router_ext.backends.base import Backend, BackendUnreachable
 from router_ext.backends.fake import Ending, FakeBackend, Script
-from router_ext.backends.pool import BackendPool, Member, State
+from router_ext.backends.pool import STREAM_FAILURES, BackendPool, Member, State
 from router_ext.errors import UpstreamFailed
 from router_ext.wire.controlplane import BackendRecord
 
@@ -149,6 +149,66 @@ async def test_a_broken_stream_opens_the_breaker_and_a_good_check_closes_it() ->
         assert member.state is State.DOWN
         # Far sooner than the interval: the failure asks for a look.
         await until(lambda: member.state is State.UP)
+
+
+async def test_a_backend_that_comes_back_is_on_trial_until_it_has_spoken() -> None:
+    world = World()
+    async with watched(world) as pool:
+        await until(lambda: bool(pool.up))
+        member = pool.up[0]
+        assert not member.is_on_trial, "one that never failed is not"
+        pool.stream_failed(member.backend, BackendUnreachable("refused"))
+        await until(lambda: member.state is State.UP)
+        assert member.is_on_trial
+        assert "one request at a time" in member.detail
+        world.heard.clear()
+        pool.spoke(member.backend)
+        assert not member.is_on_trial
+        assert (world.heard, member.detail) == (["up"], "")
+        pool.spoke(member.backend)
+        assert world.heard == ["up"], "told once"
+
+
+async def test_a_trial_that_fails_however_opens_the_breaker_for_longer() -> None:
+    world = World()
+    async with watched(world) as pool:
+        await until(lambda: bool(pool.up))
+        member = pool.up[0]
+        pool.stream_failed(member.backend, BackendUnreachable("refused"))
+        await until(lambda: member.state is State.UP)
+        pool.stream_failed(member.backend, UpstreamFailed("garbage"))
+        assert member.state is State.DOWN
+        wait_s = member.breaker.not_before_s - asyncio.get_running_loop().time()
+        assert wait_s > 0.3
+        checks = len(world.clients["http://one:80"].requests)
+        await asyncio.sleep(0.05)
+        assert len(world.clients["http://one:80"].requests) == checks, "nor is it asked before"
+        member.breaker.not_before_s = 0.0
+        await until(lambda: member.state is State.UP)
+
+
+async def test_a_healthy_backend_that_serves_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Failures of one turn count once: they are one batch."""
+    world = World()
+    async with watched(world, interval_s=30) as pool:
+        await until(lambda: bool(pool.up))
+        member = pool.up[0]
+        clock = iter(range(1_000, 2_000))
+        for _ in range(STREAM_FAILURES - 1):
+            now = float(next(clock))
+            monkeypatch.setattr(pool._loop, "time", lambda now=now: now)
+            for _ in range(10):
+                pool.stream_failed(member.backend, UpstreamFailed("424"))
+        assert member.state is State.UP
+        monkeypatch.setattr(pool._loop, "time", lambda: 3_000.0)
+        pool.spoke(member.backend)
+        pool.stream_failed(member.backend, UpstreamFailed("424"))
+        assert member.state is State.UP, "a token in between: it serves"
+        for now in range(4_000, 4_000 + STREAM_FAILURES):
+            monkeypatch.setattr(pool._loop, "time", lambda now=now: float(now))
+            pool.stream_failed(member.backend, UpstreamFailed("424"))
+        assert member.state is State.DOWN
+        monkeypatch.undo()
 
 
 @pytest.mark.parametrize("script", [Script(status=500), Script(ending=Ending.REFUSED), Script(pieces=(b"\xff{",))])

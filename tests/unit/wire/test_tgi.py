@@ -61,7 +61,7 @@ def test_what_is_no_answer_is_refused(decode: object) -> None:
         (500, b'{"error":"Incomplete generation","error_type":"incomplete_generation"}', ErrorKind.GENERATION),
         (422, b'{"error":{"message":"Model is overloaded","http_status_code":422}}', ErrorKind.OVERLOADED),
         (401, b"", ErrorKind.UNKNOWN),
-        (502, b"<html>", ErrorKind.GENERATION),
+        (502, b"<html>", ErrorKind.UNKNOWN),
     ],
 )
 def test_errors_mean_what_they_say(status: int, body: bytes, kind: str) -> None:
