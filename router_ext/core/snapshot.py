@@ -61,7 +61,8 @@ class BackendStats:
     """One backend. Tokens are whole blocks times block size; ``usable_tokens`` is what requests can hold together.
 
     ``compiled_grammars``: that it has, as far as is known. ``stall_ratio``: what compiling one takes here over what was
-    predicted. ``is_exposed``: a new grammar or a suspect is alone in its prefill.
+    predicted. ``is_exposed``: a new grammar or a suspect is alone in its prefill. ``reservations``: slices that
+    hold KV, those included whose backend has still to give it back.
     """
 
     backend: BackendId
@@ -78,6 +79,7 @@ class BackendStats:
     compiled_grammars: int = 0
     stall_ratio: float = 1.0
     is_exposed: bool = False
+    reservations: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +218,7 @@ def pool_stats(
                 compiled_grammars=backend.exposure.num_compiled,
                 stall_ratio=backend.exposure.speed.value,
                 is_exposed=backend.exposure.ticket != 0,
+                reservations=len(backend.ledger.holdings),
             )
             for _, backend in sorted(backends.items())
         ],

@@ -55,7 +55,7 @@ _log = get_logger(__name__)
 class Request:
     """One HTTP request, as the handlers see it."""
 
-    __slots__ = ("arrived_s", "arrived_us", "exchange", "headers", "path", "receive", "request_id", "tier")
+    __slots__ = ("arrived_s", "arrived_us", "exchange", "headers", "model", "path", "receive", "request_id", "tier")
 
     def __init__(self, scope: Any, receive: Callable[[], Awaitable[Any]]) -> None:
         self.path: str = scope["path"]
@@ -66,6 +66,7 @@ class Request:
         self.arrived_us = now_us()
         self.request_id = _request_id(self.header(b"x-request-id"))
         self.tier: TierName | None = None
+        self.model = ""
 
     def header(self, name: bytes) -> str | None:
         """First value of a header (lower-case name)."""
@@ -138,7 +139,7 @@ class App:
             else:
                 response = await handler(request)
         except FairlaneError as error:
-            self._router.metrics.rejected.labels(error.code).inc()
+            self._router.metrics.count_refusal(error.code, model=request.model, tier=request.tier or "")
             response = _refusal(error, dialect, request)
         except asyncio.CancelledError:
             if not request.exchange.is_gone:
@@ -179,6 +180,7 @@ class App:
             return None
         body = read_body(request.path, request.header(b"content-type"), raw, max_bytes=router.settings.body_limit_bytes)
         engine = self._engine(body.model, identity)
+        request.model = engine.name
         tier = request.tier = identity.tier(request.header(TIER_HEADER))
         agent = declared_agent(
             identity.tenant,

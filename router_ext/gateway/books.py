@@ -46,8 +46,8 @@ class Books:
         """A request that was never queued: nothing is booked."""
         self.explanations.dropped(call)
         self._ledger.discard(call.slot)
-        self._metrics.rejected.labels(error.code).inc()
-        self._metrics.requests.labels(self.name, call.tier, "refused", error.code).inc()
+        self._metrics.count_refusal(error.code, model=self.name, tier=call.tier)
+        self._observer(call.tier).ended("refused", error.code)
 
     def ended(self, call: Call, *, outcome: str, code: str | None) -> None:
         """Write the one usage event of a call, and its metrics."""
@@ -83,13 +83,19 @@ class Books:
         waited_s = (now if call.dispatched_s is None else call.dispatched_s) - call.validated_s
         return outcome != "completed" or waited_s >= EXPLAINED_S or len(call.backends) > 1 or call.preemptions > 0
 
-    def _observe(self, call: Call, outcome: str, code: str | None, now: float) -> None:
-        seen = self._observers.get(call.tier)
+    def _observer(self, tier: str) -> TierMetrics:
+        seen = self._observers.get(tier)
         if seen is None or seen.model != self.name:
-            seen = self._observers[call.tier] = self._metrics.for_tier(self.name, call.tier)
+            seen = self._observers[tier] = self._metrics.for_tier(self.name, tier)
+        return seen
+
+    def _observe(self, call: Call, outcome: str, code: str | None, now: float) -> None:
+        seen = self._observer(call.tier)
         seen.ended(outcome, code or "")
         if outcome == "expired" and code is not None:
-            self._metrics.rejected.labels(code).inc()
+            self._metrics.count_refusal(code, model=self.name, tier=call.tier)
+        if code == "client_stalled":
+            self._metrics.stalled_clients.labels(self.name).inc()
         seen.duration.observe(now - call.arrived_s)
         if call.dispatched_s is not None:
             seen.queue_wait.observe(call.dispatched_s - call.validated_s)

@@ -26,6 +26,7 @@ from router_ext.gateway.configure import Directory
 from router_ext.gateway.engine import PoolEngine
 from router_ext.gateway.foresight import Predictions
 from router_ext.gateway.guarding import Guarding
+from router_ext.gateway.model import Member
 from router_ext.guard.service import Guard
 from router_ext.obs.logs import get_logger
 from router_ext.obs.metrics import BackendReading, Metrics, PoolReading, Readings, TenantReading
@@ -379,6 +380,7 @@ class Router:
             ledger_overflow_events=self.ledger.overflow_events,
             ledger_damaged_bytes=self.ledger.damaged_bytes,
             ledger_set_aside_events=self._link.usage.n_set_aside if self._link is not None else 0,
+            ledger_lag_s=self.ledger.lag_s(now_us()) if self._link is not None else None,
             applied_revision=self.directory.revision if self.directory else 0,
             is_draining=self.is_draining,
         )
@@ -399,6 +401,7 @@ class Router:
                     prediction_fallbacks=engine.foresight.fallbacks,
                     is_length_model_refused=engine.foresight.refused is not None,
                     slice_level=stats.slice_level,
+                    paused_clients=sum(call.client.is_paused for call in engine.calls),
                     strikes={kind.value: count for kind, count in engine.suspects.strikes.items()},
                     retries=engine.retries.granted,
                     retries_refused=engine.retries.refused,
@@ -420,8 +423,11 @@ class Router:
                         queue_size=None if member is None else member.queue_size,
                         breaker="closed" if member is None else member.breaker.phase.value,
                         openings=0 if member is None else member.breaker.openings,
+                        state="down" if member is None else state_word(member),
+                        reservations=b.reservations,
                     )
                 )
+            weights = {group.group: group.weight for group in stats.groups}
             for t in stats.tenants:
                 prompt_tokens, output_tokens = engine.books.tenant_tokens.get(t.tenant, (0, 0))
                 now.tenants.append(
@@ -433,6 +439,9 @@ class Router:
                         weight=t.weight,
                         prompt_tokens=prompt_tokens,
                         output_tokens=output_tokens,
+                        counter=t.counter,
+                        group=t.group,
+                        group_weight=weights.get(t.group, 0.0) if t.group is not None else 0.0,
                     )
                 )
         return now
@@ -451,17 +460,21 @@ def _stamp(path: Any) -> tuple[int, int] | None:
     return status.st_mtime_ns, status.st_ino
 
 
+def state_word(member: Member) -> str:
+    """A backend's state in the words of heartbeat and metrics."""
+    return "cordoned" if member.record.is_cordoned and member.state is State.UP else member.state.value
+
+
 def _pool_state(pool: str, engine: PoolEngine) -> PoolState:
     stats = engine.stats()
     by_backend = {b.backend: b for b in stats.backends}
     backends = []
     for backend, member in engine.backends.members.items():
         b = by_backend.get(backend)
-        is_cordoned = member.record.is_cordoned and member.state is State.UP
         backends.append(
             BackendState(
                 backend=backend,
-                state="cordoned" if is_cordoned else member.state,
+                state=state_word(member),
                 running=b.running if b else 0,
                 reserved_tokens=b.reserved_tokens if b else 0,
                 kv_tokens=b.usable_tokens if b else 0,

@@ -15,6 +15,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 
 from router_ext import __version__, compiled
+from router_ext.obs.shares import Claim, shares
+
+BACKEND_STATES = ("warming", "up", "down", "cordoned")
+"""States of a backend, as in the heartbeat."""
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
@@ -32,6 +36,31 @@ BATCH = (1, 2, 4, 8, 16, 32, 64)
 MAX_TENANTS = 500
 """Tenants named in the admin registry; the rest are summed as ``other``."""
 
+MAX_VALUES = 256
+"""Values of one label; whatever comes after them is counted as ``other``."""
+
+OTHER = "other"
+
+
+class Bounded:
+    """The first ``MAX_VALUES`` values of a label as they are, all later ones as ``other``.
+
+    Labels are configured names and codes written in the source. This is for the day when one of them is not.
+    """
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+
+    def __call__(self, value: str) -> str:
+        if value in self._known:
+            return value
+        if len(self._known) >= MAX_VALUES:
+            return OTHER
+        self._known.add(value)
+        return value
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendReading:
@@ -46,6 +75,8 @@ class BackendReading:
     queue_size: float | None
     breaker: str = "closed"
     openings: int = 0
+    state: str = "up"
+    reservations: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +90,9 @@ class TenantReading:
     weight: float
     prompt_tokens: int
     output_tokens: int
+    counter: float = 0.0
+    group: str | None = None
+    group_weight: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +112,8 @@ class PoolReading:
     prediction_fallbacks: dict[str, int]
     is_length_model_refused: bool
     slice_level: float
+    paused_clients: int = 0
+    """Clients that have stopped reading at present."""
     strikes: dict[str, int] = field(default_factory=dict)
     """Dispatches that may have felled a backend, by kind."""
     retries: int = 0
@@ -103,6 +139,8 @@ class Readings:
     """Bytes of the spool that could not be read; anything but 0 is an alarm."""
     ledger_set_aside_events: int = 0
     """Events the control plane would not take; anything but 0 is an alarm."""
+    ledger_lag_s: float | None = None
+    """Age of the oldest usage event that was not acknowledged, 0 if all were; None without a control plane."""
     applied_revision: int = 0
     is_draining: bool = False
 
@@ -146,17 +184,26 @@ class _Snapshotted(Collector):
             labels=labels,
         )
         openings = CounterMetricFamily("fairlane_backend_breaker_openings", "Failures that opened it.", labels=labels)
+        reservations = GaugeMetricFamily(
+            "fairlane_backend_reservations", "Reservations of KV that are open.", labels=labels
+        )
+        state = GaugeMetricFamily(
+            "fairlane_backend_state", "1 for the state the backend is in.", labels=[*labels, "state"]
+        )
         for b in now.backends:
             name = [b.pool, b.backend]
             breaker.add_metric(name, _BREAKER[b.breaker])
             openings.add_metric(name, b.openings)
+            reservations.add_metric(name, b.reservations)
+            for each in BACKEND_STATES:
+                state.add_metric([*name, each], float(each == b.state))
             up.add_metric(name, float(b.is_up))
             running.add_metric(name, b.running)
             reserved.add_metric(name, b.reserved_tokens)
             kv.add_metric(name, b.kv_tokens)
             if b.queue_size is not None:
                 own.add_metric(name, b.queue_size)
-        yield from (up, running, reserved, kv, own, breaker, openings)
+        yield from (up, running, reserved, kv, own, breaker, openings, reservations, state)
         yield GaugeMetricFamily("fairlane_ledger_pending_events", "Usage events not acknowledged.", now.spool_events)
         yield GaugeMetricFamily("fairlane_ledger_pending_bytes", "Bytes of the usage spool.", now.spool_bytes)
         yield GaugeMetricFamily(
@@ -170,6 +217,10 @@ class _Snapshotted(Collector):
             "Usage events the control plane would not take.",
             now.ledger_set_aside_events,
         )
+        if now.ledger_lag_s is not None:
+            yield GaugeMetricFamily(
+                "fairlane_ledger_lag_seconds", "Age of the oldest usage event not acknowledged.", now.ledger_lag_s
+            )
         yield GaugeMetricFamily("fairlane_applied_revision", "Configuration in force.", now.applied_revision)
         yield GaugeMetricFamily("fairlane_draining", "1 while the router ends its streams.", float(now.is_draining))
         if self._has_tenants:
@@ -179,6 +230,7 @@ class _Snapshotted(Collector):
 def _pool_metrics(readings: list[PoolReading]) -> Iterable[Metric]:
     labels = ["model"]
     inflight = GaugeMetricFamily("fairlane_inflight_requests", "Running requests.", labels=labels)
+    paused = GaugeMetricFamily("fairlane_paused_clients", "Clients that do not read at present.", labels=labels)
     parked = GaugeMetricFamily(
         "fairlane_parked_requests", "Waiting requests that only a backend not in use could hold.", labels=labels
     )
@@ -252,6 +304,7 @@ def _pool_metrics(readings: list[PoolReading]) -> Iterable[Metric]:
         refused.add_metric(name, r.is_length_model_refused)
         level.add_metric(name, r.slice_level)
         inflight.add_metric(name, r.running)
+        paused.add_metric(name, r.paused_clients)
         parked.add_metric(name, r.parked)
         if r.bound_service is not None:
             bound.add_metric(name, r.bound_service)
@@ -265,6 +318,7 @@ def _pool_metrics(readings: list[PoolReading]) -> Iterable[Metric]:
         waste.add_metric(name, r.waste_tokens)
     return (
         inflight,
+        paused,
         parked,
         bound,
         gap,
@@ -293,28 +347,42 @@ def _tenant_metrics(readings: list[TenantReading]) -> Iterable[Metric]:
         "fairlane_tenant_delivered_share_ratio", "Part of all output tokens since start.", labels=labels
     )
     entitled = GaugeMetricFamily(
-        "fairlane_tenant_entitled_share_ratio", "Part of the weights of tenants with traffic.", labels=labels
+        "fairlane_tenant_entitled_share_ratio",
+        "Part that weights give it among the tenants that have used the pool since start or want to.",
+        labels=labels,
     )
-    tokens: dict[str, int] = {}
-    weights: dict[str, float] = {}
+    counter = GaugeMetricFamily(
+        "fairlane_tenant_counter_service",
+        "Service per weight above the least of those it competes with; negative: below.",
+        labels=labels,
+    )
+    claims: dict[str, list[Claim]] = {}
     for r in readings:
-        tokens[r.pool] = tokens.get(r.pool, 0) + r.output_tokens
-        weights[r.pool] = weights.get(r.pool, 0.0) + r.weight
+        is_using = bool(r.output_tokens or r.queued or r.running)
+        claim = Claim(r.tenant, r.weight, r.group, r.group_weight, r.output_tokens, is_using)
+        claims.setdefault(r.pool, []).append(claim)
+    parts = {pool: shares(each) for pool, each in claims.items()}
     named = sorted(readings, key=lambda r: -r.output_tokens)
     sums: dict[tuple[str, str], list[float]] = {}
     for position, r in enumerate(named):
-        row = sums.setdefault((r.pool, r.tenant if position < MAX_TENANTS else "other"), [0.0] * 5)
-        for column, value in enumerate((r.queued, r.running, r.prompt_tokens, r.output_tokens, r.weight)):
+        is_named = position < MAX_TENANTS
+        if is_named:
+            counter.add_metric([r.pool, r.tenant], r.counter)
+        row = sums.setdefault((r.pool, r.tenant if is_named else OTHER), [0.0] * 6)
+        part = parts[r.pool][r.tenant]
+        for column, value in enumerate(
+            (r.queued, r.running, r.prompt_tokens, r.output_tokens, part.delivered, part.entitled)
+        ):
             row[column] += value
-    for (pool, tenant), (n_queued, n_running, n_prompt, n_output, weight) in sums.items():
+    for (pool, tenant), (n_queued, n_running, n_prompt, n_output, got, due) in sums.items():
         name = [pool, tenant]
         queued.add_metric(name, n_queued)
         running.add_metric(name, n_running)
         prompt.add_metric(name, n_prompt)
         output.add_metric(name, n_output)
-        delivered.add_metric(name, n_output / tokens[pool] if tokens[pool] else 0.0)
-        entitled.add_metric(name, weight / weights[pool] if weights[pool] else 0.0)
-    return queued, running, prompt, output, delivered, entitled
+        delivered.add_metric(name, got)
+        entitled.add_metric(name, due)
+    return queued, running, prompt, output, delivered, entitled, counter
 
 
 class TierMetrics:
@@ -323,6 +391,8 @@ class TierMetrics:
     def __init__(self, metrics: Metrics, model: str, tier: str) -> None:
         self.model = model
         self._requests = metrics.requests
+        self._bounded_code = metrics.bounded_code
+        model, tier = metrics.bounded_model(model), metrics.bounded_tier(tier)
         self._labels = (model, tier)
         self._ended: dict[tuple[str, str], Counter] = {}
         self.queue_wait = metrics.queue_wait.labels(model, tier)
@@ -338,7 +408,9 @@ class TierMetrics:
         """Count one ended request."""
         counter = self._ended.get((outcome, code))
         if counter is None:
-            counter = self._ended[outcome, code] = self._requests.labels(*self._labels, outcome, code)
+            counter = self._ended[outcome, code] = self._requests.labels(
+                *self._labels, outcome, self._bounded_code(code)
+            )
         counter.inc()
 
 
@@ -348,6 +420,7 @@ class Metrics:
     def __init__(self, read: Callable[[], Readings]) -> None:
         self.public = CollectorRegistry()
         self.admin = CollectorRegistry()
+        self.bounded_model, self.bounded_tier, self.bounded_code = Bounded(), Bounded(), Bounded()
         by = ["model", "tier"]
         self.requests = Counter("fairlane_requests", "Ended requests.", [*by, "outcome", "code"], registry=None)
         self.guard_verdicts = Counter(
@@ -356,7 +429,15 @@ class Metrics:
             ["model", "verdict"],
             registry=None,
         )
-        self.rejected = Counter("fairlane_rejected", "Refused requests, by reason.", ["code"], registry=None)
+        self.rejected = Counter(
+            "fairlane_rejected",
+            "Refused requests, by reason; model and tier are empty where they were not known yet.",
+            [*by, "code"],
+            registry=None,
+        )
+        self.stalled_clients = Counter(
+            "fairlane_stalled_clients", "Clients that were cut because they did not read.", ["model"], registry=None
+        )
         self.queue_wait = Histogram(
             "fairlane_queue_wait_seconds", "Arrival to first dispatch.", by, buckets=SECONDS, registry=None
         )
@@ -437,6 +518,7 @@ class Metrics:
                 self.requests,
                 self.guard_verdicts,
                 self.rejected,
+                self.stalled_clients,
                 self.queue_wait,
                 self.ttft,
                 self.tpot,
@@ -457,6 +539,11 @@ class Metrics:
             ):
                 registry.register(collector)
             registry.register(_Snapshotted(read, has_tenants=has_tenants))
+
+    def count_refusal(self, code: str, *, model: str = "", tier: str = "") -> None:
+        """One request was refused; what is not known of it stays empty."""
+        names = self.bounded_model(model), self.bounded_tier(tier), self.bounded_code(code)
+        self.rejected.labels(*names).inc()
 
     def for_tier(self, model: str, tier: str) -> TierMetrics:
         """The metrics of one model and tier, to be kept."""

@@ -47,6 +47,10 @@ class _EventId(msgspec.Struct):
     event: str
 
 
+class _EventEnd(msgspec.Struct):
+    ended_at_us: int
+
+
 class Ledger:
     """Begin, count and finish requests; read and acknowledge finished ones. Event loop's thread only.
 
@@ -230,6 +234,15 @@ class Ledger:
     def damaged_bytes(self) -> int:
         """Bytes of the spool that could not be read (kept in ``spool/damaged``): not 0 is an alarm."""
         return self._spool.damaged_bytes
+
+    def lag_s(self, now_us: int) -> float:
+        """Age of the oldest ended request that was not acknowledged; 0 if all were. Reads the start of one segment."""
+        payload = self._spool.oldest()
+        if payload is None and self._overflow:
+            payload = self._overflow[0][1]
+        if payload is None:
+            return 0.0
+        return max(0.0, (now_us - msgspec.json.decode(payload, type=_EventEnd).ended_at_us) / 1e6)
 
     @property
     def running(self) -> int:

@@ -358,6 +358,17 @@ class Spool:
             self._give_up(segment, data)
         return None
 
+    def oldest(self) -> bytes | None:
+        """The oldest event not acknowledged; None if there is none, or it cannot be read. Changes nothing."""
+        if not self._n_pending:
+            return None
+        try:
+            data = self._read(self._segments[0], MAX_PAYLOAD_BYTES + _READ_BYTES)
+        except OSError:
+            return None
+        payloads, _ = _take(data, max_events=1, max_bytes=MAX_PAYLOAD_BYTES)
+        return payloads[0] if payloads else None
+
     def _read(self, segment: _Segment, length: int) -> bytes:
         with segment.path.open("rb") as file:
             file.seek(self._read_offset)
