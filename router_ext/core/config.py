@@ -11,7 +11,7 @@ import ast
 import inspect
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ from router_ext.core.knobs import SECTIONS, ConfigError, Knob, knob, knobs_of
 
 __all__ = [
     "COST_MODELS", "KNOBS", "SECTIONS", "BackendConfig", "ConfigError", "GroupConfig", "Knob", "PolicyPage",
-    "PoolConfig", "TenantConfig", "TierConfig", "build_backend", "build_group", "build_pool", "build_tenant",
-    "build_tier", "policy_names", "policy_pages",
+    "PoolConfig", "Shares", "TenantConfig", "TierConfig", "build_backend", "build_group", "build_pool", "build_shares",
+    "build_tenant", "build_tier", "policy_names", "policy_pages", "same_but_shares",
 ]  # fmt: skip
 
 
@@ -320,6 +320,15 @@ class PoolConfig:
     )  # fmt: skip
 
 
+_BY_TENANT = frozenset(("tenants", "groups"))
+_STATED = tuple(each.name for each in fields(PoolConfig) if each.name not in _BY_TENANT)
+
+
+def same_but_shares(config: PoolConfig, other: PoolConfig) -> bool:
+    """Whether two configurations differ in tenants and groups only, if at all."""
+    return all(getattr(config, name) == getattr(other, name) for name in _STATED)
+
+
 KNOBS: Mapping[str, Knob] = knobs_of(PoolConfig)
 """What an operator may set of a pool, policy and rows of their own apart, by name of the field."""
 
@@ -395,19 +404,44 @@ def build_backend(mapping: Mapping[str, Any]) -> BackendConfig:
     return config
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """Validated tenants and groups, the same for all pools: made once, and only read from then on."""
+
+    tenants: Mapping[TenantId, TenantConfig] = field(default_factory=dict)
+    groups: Mapping[str, GroupConfig] = field(default_factory=dict)
+
+
+def build_shares(tenants: Iterable[TenantConfig], groups: Iterable[GroupConfig] = ()) -> Shares:
+    """Bring validated tenants and groups together.
+
+    Raises:
+        ConfigError: a tenant's group is not among the groups.
+    """
+    known = {g.group: g for g in groups}
+    shares = {}
+    for share in tenants:
+        shares[share.tenant] = share
+        if share.group is not None and share.group not in known:
+            raise ConfigError(f"tenant {share.tenant!r}: unknown group {share.group!r}")
+    return Shares(tenants=shares, groups=known)
+
+
 def build_pool(
     *,
     pool: Mapping[str, Any],
     backends: Iterable[Mapping[str, Any]],
     tiers: Iterable[Mapping[str, Any]],
-    tenants: Iterable[Mapping[str, Any]],
+    tenants: Iterable[Mapping[str, Any]] = (),
     groups: Iterable[Mapping[str, Any]] = (),
+    shares: Shares | None = None,
 ) -> PoolConfig:
     """Validate everything that concerns one pool.
 
     Args:
         pool: fields of ``PoolConfig`` by name; unknown ones are ignored (they belong to the gateway).
         backends: fields of ``BackendConfig`` by name. tiers, tenants, groups: likewise.
+        shares: in place of tenants and groups, where they have been validated for all pools.
 
     Raises:
         ConfigError: naming the field, its value and the accepted range.
@@ -418,17 +452,14 @@ def build_pool(
     if policy not in policy_names():
         raise ConfigError(f"{where}: unknown policy {policy!r} (one of {', '.join(policy_names())})")
     values: dict[str, Any] = {name: stated.check(pool.get(name), where) for name, stated in KNOBS.items()}
-    shares = {t.tenant: t for t in map(build_tenant, tenants)}
-    known = {g.group: g for g in map(build_group, groups)}
-    for share in shares.values():
-        if share.group is not None and share.group not in known:
-            raise ConfigError(f"tenant {share.tenant!r}: unknown group {share.group!r}")
+    if shares is None:
+        shares = build_shares(map(build_tenant, tenants), map(build_group, groups))
     return PoolConfig(
         name=name,
         policy=policy,
         tiers={t.name: t for t in map(build_tier, tiers)},
-        tenants=shares,
-        groups=known,
+        tenants=shares.tenants,
+        groups=shares.groups,
         backends={b.backend: b for b in map(build_backend, backends)},
         **values,
     )

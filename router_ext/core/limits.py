@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from router_ext.core.actions import Action, Expire, Reject, RejectCode
 from router_ext.core.books import Books
-from router_ext.core.config import PoolConfig
+from router_ext.core.config import PoolConfig, same_but_shares
 from router_ext.core.fleet import Fleet
 from router_ext.core.lifecycle import State, Trigger, advance
 from router_ext.core.request import Request
@@ -121,8 +121,10 @@ class Limits:
         self._room.measure_needs()
 
     def apply(self, config: PoolConfig, now: float, actions: list[Action]) -> None:
-        """Hold everybody who waits against a changed configuration."""
-        self._config = config
+        """Hold everybody who waits against a changed configuration. Shares of tenants limit nobody who waits."""
+        before, self._config = self._config, config
+        if same_but_shares(before, config):
+            return
         self.recheck(now, actions)
         self._room.forget_limits()
         for request in self._room.waiting():

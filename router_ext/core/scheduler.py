@@ -24,8 +24,8 @@ from router_ext.core.admission import Backend
 from router_ext.core.agents import Agents
 from router_ext.core.books import Books
 from router_ext.core.bounds import bound_service, pass_service, terms
-from router_ext.core.config import PoolConfig
-from router_ext.core.cost import build_cost
+from router_ext.core.config import PoolConfig, same_but_shares
+from router_ext.core.cost import CostModel, build_cost
 from router_ext.core.decision import Decider
 from router_ext.core.events import (
     Arrived,
@@ -73,6 +73,7 @@ class Scheduler:
     """Orchestrates queues, fairness, KV ledger, admission and placement; no arithmetic of its own."""
 
     def __init__(self, config: PoolConfig) -> None:
+        self._config = config
         self._now = 0.0
         self._timer_at = _FOREVER
         self._settles_s = _FOREVER
@@ -344,12 +345,34 @@ class Scheduler:
 
     def _apply(self, config: PoolConfig) -> None:
         """Take over a configuration; everything that waits, runs or was counted stays."""
-        self._config = config
+        before, self._config = self._config, config
         cost = build_cost(config)
         self._fleet.apply(config.backends, self._requests.values())
         moved = self._tenants.apply(config)
         if moved:
             self._books.regroup(set(moved))
+        policy = None if moved else self._kept_policy(before, config)
+        if policy is None:
+            policy = self._build_policy(
+                config, cost, has_moved=bool(moved), has_same_tiers=before.tiers == config.tiers
+            )
+        else:
+            for unit in self._tenants.reweighed:
+                policy.reweighed(unit)
+        self._policy = policy
+        self._books.adopt(config, policy, cost)
+        self._decider.adopt(config, policy)
+
+    def _kept_policy(self, before: PoolConfig, config: PoolConfig) -> FairnessPolicy | None:
+        """The policy in force, if it need not be built anew: at most shares of tenants have changed."""
+        policy = self._policy
+        if policy is None or (policy.is_weighted and before is not config):
+            return None
+        return policy if same_but_shares(before, config) else None
+
+    def _build_policy(
+        self, config: PoolConfig, cost: CostModel, *, has_moved: bool, has_same_tiers: bool
+    ) -> FairnessPolicy:
         fleet = self._fleet
         around = Surroundings(
             config=config,
@@ -365,11 +388,13 @@ class Scheduler:
             held_blocks=fleet.held_blocks,
         )
         self._books.order_agents(policy_class(config.policy).orders_agents)
-        before = None if moved else self._policy
-        policy = build_policy(around, tenants=self._tenants.units(), tiers=self._tiers, before=before)
-        self._policy = policy
-        self._books.adopt(config, policy, cost)
-        self._decider.adopt(config, policy)
+        return build_policy(
+            around,
+            tenants=self._tenants.units(),
+            tiers=self._tiers,
+            before=None if has_moved else self._policy,
+            has_same_tiers=has_same_tiers,
+        )
 
     def _on_timer_fired(self, event: TimerFired, now: float, actions: list[Action]) -> None:
         self._timer_at = _FOREVER
@@ -441,8 +466,14 @@ class Scheduler:
         request = self._requests.get(request_id)
         return self._waits.in_line(request) if request is not None and request.state is State.QUEUED else None
 
-    def stats(self) -> pictures.PoolStats:
-        """Numbers for heartbeats and metrics. Cost: O(tenants + backends)."""
+    def stats(self, *, only_seen: bool = False) -> pictures.PoolStats:
+        """Numbers for heartbeats and metrics. Cost: O(tenants + backends).
+
+        ``only_seen``: without tenants that have never had anything here, of which there may be very many.
+        """
+        if not only_seen:
+            for tenant_id in self._config.tenants:
+                self._tenants.get(tenant_id)
         return pictures.pool_stats(
             config=self._config,
             room=self._room,
@@ -463,7 +494,7 @@ class Scheduler:
 
     def snapshot(self) -> dict[str, Any]:
         """A complete, JSON-safe picture of the state, for debugging. Cost: O(everything)."""
-        return pictures.full_picture(self.stats(), self._requests, self._fleet.backends, now=self._now)
+        return pictures.full_picture(self.stats(only_seen=True), self._requests, self._fleet.backends, now=self._now)
 
     def audit(self) -> list[str]:
         """Laws that do not hold at present (``core.invariants``); empty in a correct scheduler. Cost: O(everything)."""

@@ -21,17 +21,23 @@ thousandth of a token there, so it may take years longer without harm."""
 class Tenants:
     """Owns the tenants: makes them, gives them weight, group, passes and limits, forgets them.
 
+    A tenant is made when it first has something here, so what is done over all of them costs what those with requests
+    cost, whatever the number configured. One made late is as one made early: it begins at the floor in either case.
+
     Attributes:
-        by_id: all tenants. groups: by name. Order of insertion; nothing may depend on it.
+        by_id: tenants that have had something here. groups: by name. Order of insertion; nothing may depend on it.
+        reweighed: those of the last ``apply`` that wait in the pool, and they or a member have got another weight.
     """
 
-    __slots__ = ("_config", "_counters", "by_id", "groups")
+    __slots__ = ("_backfill", "_config", "_counters", "_urgency", "by_id", "groups", "reweighed")
 
     def __init__(self, config: PoolConfig, counters: Counters) -> None:
         self._config = config
         self._counters = counters
+        self._urgency = self._backfill = 0.0
         self.by_id: dict[TenantId, Tenant] = {}
         self.groups: dict[str, Group] = {}
+        self.reweighed: list[Tenant] = []
 
     def units(self) -> list[Tenant]:
         """What competes for the pool: tenants alone, and groups."""
@@ -40,37 +46,56 @@ class Tenants:
     def apply(self, config: PoolConfig) -> list[Tenant]:
         """Take over a configuration; service received stays as it was counted.
 
+        Cost: one comparison per tenant seen, and the work for those that are another object than before.
+
         Returns:
             tenants that compete as another unit now; their requests have to follow.
         """
-        self._config = config
+        before, self._config = self._config.tenants, config
+        now = config.tenants
         counters = self._counters
-        for tenant in self.by_id.values():
-            tenant.is_configured = tenant.tenant_id in config.tenants
-        for tenant_id, share in config.tenants.items():
-            tenant = self.by_id.get(tenant_id) or self._add(share, is_configured=True)
-            tenant.max_queued = share.max_queued
-            if tenant.weight != share.weight:
-                self._reweigh(tenant, share.weight)
+        self.reweighed = []
+        changed = [t for t in self.by_id.values() if before.get(t.tenant_id) is not now.get(t.tenant_id)]
+        for tenant in changed:
+            share = now.get(tenant.tenant_id)
+            tenant.is_configured = share is not None
+            if share is not None:
+                tenant.max_queued = share.max_queued
+                if tenant.weight != share.weight:
+                    self._reweigh(tenant, share.weight)
         for name, stated in config.groups.items():
             group = self.groups.get(name)
             if group is None:
                 group = self.groups[name] = Group(name, stated.weight)
                 group.counter = counters.floor_or_last()
+                self._allow(group)
             elif group.weight != stated.weight:
                 self._reweigh(group, stated.weight)
-        moved = [tenant for tenant in self.by_id.values() if self._move(tenant)]
+                self._allow(group)
+        moved = [tenant for tenant in changed if self._move(tenant)]
         for name in [name for name in self.groups if name not in config.groups]:
             del self.groups[name]
-        urgency, backfill = self._passes()
-        for tenant in [*self.by_id.values(), *self.groups.values()]:
-            tenant.urgency_pass = urgency / tenant.weight
-            tenant.backfill_pass = backfill / tenant.weight
-        for tenant in list(self.by_id.values()):
+        peak = peak_service(config)
+        urgency, backfill = urgency_ratio(config) * peak, config.backfill_ratio * peak
+        if (urgency, backfill) != (self._urgency, self._backfill):
+            self._urgency, self._backfill = urgency, backfill
+            for tenant in [*self.by_id.values(), *self.groups.values()]:
+                self._allow(tenant)
+        else:
+            for tenant in changed:
+                self._allow(tenant)
+        for tenant in [tenant for tenant in self.by_id.values() if not tenant.is_configured]:
             self.drop_idle(tenant)
         return moved
 
+    def _allow(self, tenant: Tenant) -> None:
+        """Service by which its urgent work and backfill may go ahead."""
+        tenant.urgency_pass = self._urgency / tenant.weight
+        tenant.backfill_pass = self._backfill / tenant.weight
+
     def _reweigh(self, tenant: Tenant, weight: float) -> None:
+        if tenant.unit.is_backlogged:
+            self.reweighed.append(tenant.unit)
         if tenant.unit is tenant:
             self._counters.reweigh(tenant, weight)
         else:
@@ -117,10 +142,11 @@ class Tenants:
         """The tenant by id. One that is not configured (any more) is served with weight 1 until it is gone."""
         tenant = self.by_id.get(tenant_id)
         if tenant is None:
-            tenant = self._add(TenantConfig(tenant=tenant_id), is_configured=False)
-            urgency, backfill = self._passes()
-            tenant.urgency_pass = urgency / tenant.weight
-            tenant.backfill_pass = backfill / tenant.weight
+            share = self._config.tenants.get(tenant_id)
+            stated = TenantConfig(tenant=tenant_id) if share is None else share
+            tenant = self.by_id[tenant_id] = Tenant(stated, is_configured=share is not None)
+            self._allow(tenant)
+            self._move(tenant)
         return tenant
 
     def drop_idle(self, tenant: Tenant) -> None:
@@ -129,12 +155,3 @@ class Tenants:
             return
         if tenant.counter <= self._counters.floor_or_last():
             self.by_id.pop(tenant.tenant_id, None)
-
-    def _add(self, share: TenantConfig, *, is_configured: bool) -> Tenant:
-        tenant = self.by_id[share.tenant] = Tenant(share, is_configured=is_configured)
-        return tenant
-
-    def _passes(self) -> tuple[float, float]:
-        """Service by which urgent work and backfill may go ahead, before division by the tenant's weight."""
-        peak = peak_service(self._config)
-        return urgency_ratio(self._config) * peak, self._config.backfill_ratio * peak

@@ -432,7 +432,7 @@ class PoolEngine:
     def stats(self) -> PoolStats:
         """The scheduler's numbers at this instant; a tick first, for what time alone has given back since."""
         self.post(TimerFired())
-        return self.scheduler.stats()
+        return self.scheduler.stats(only_seen=True)
 
     # --- actions out ------------------------------------------------------------------------------------------------
 

@@ -103,6 +103,7 @@ class FairnessPolicy:
         is_preemptive: running work may be cut for others (``core.preemption``).
         is_bounded: the bounds of ``core.bounds`` hold.
         is_watching: every request that enters or leaves the line is shown to ``queued`` and ``unqueued``.
+        is_weighted: it keeps a number that follows from the weights of all tenants.
         orders_agents: inside a tenant and tier, calls of agents wait in one lane, by tag (``core.lanes``).
     """
 
@@ -112,6 +113,7 @@ class FairnessPolicy:
     is_bounded: ClassVar[bool] = False
     is_watching: ClassVar[bool] = False
     orders_agents: ClassVar[bool] = False
+    is_weighted: ClassVar[bool] = False
 
     def __init__(self, around: Surroundings) -> None:
         self._counters = around.counters
@@ -174,6 +176,9 @@ class FairnessPolicy:
 
     def refunded(self, request: Request) -> None:
         """A charge was taken back in part, because it rested on an estimate: the tenant's key may have fallen."""
+
+    def reweighed(self, tenant: Tenant) -> None:
+        """The tenant or group waits, and it or a member has got another weight: its key or passes may have changed."""
 
     def stopped(self, request: Request, now: float) -> None:
         """Its running slice is over, whatever the reason."""

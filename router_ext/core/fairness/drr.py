@@ -27,6 +27,8 @@ counters survive a change of policy, and forgives no debt and keeps no credit th
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from router_ext.core.config import PoolConfig
 from router_ext.core.fairness.base import Surroundings
 from router_ext.core.fairness.vtc import Keyed
@@ -35,6 +37,8 @@ from router_ext.core.queues import Tenant
 
 class Drr(Keyed):
     """See the module. The key is the number of the round in which the deficit becomes positive; ties are the ring."""
+
+    is_weighted: ClassVar[bool] = True
 
     def __init__(self, around: Surroundings) -> None:
         super().__init__(around)

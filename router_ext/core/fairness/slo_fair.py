@@ -144,7 +144,10 @@ class SloFair(FairnessPolicy):
 
     def refunded(self, request: Request) -> None:
         """Its tenant may be in turn sooner, or within its pass again."""
-        tenant = request.tenant
+        self.reweighed(request.tenant)
+
+    def reweighed(self, tenant: Tenant) -> None:
+        """It may be in turn sooner, or within its pass again."""
         if not tenant.since:
             return
         self._keys.lowered(tenant)

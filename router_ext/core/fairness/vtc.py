@@ -80,8 +80,12 @@ class Keyed(Vtc):
 
     def refunded(self, request: Request) -> None:
         """Its tenant may be in turn sooner."""
-        if request.tenant.since:
-            self._keys.lowered(request.tenant)
+        self.reweighed(request.tenant)
+
+    def reweighed(self, tenant: Tenant) -> None:
+        """It may be in turn sooner."""
+        if tenant.since:
+            self._keys.lowered(tenant)
 
     def idle(self, tenant: Tenant) -> None:
         """Leave the order of keys."""

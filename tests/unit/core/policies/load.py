@@ -92,8 +92,8 @@ class Shifted(Pool):
 
     def send(self, event: Event, *, decides: bool = True) -> None:
         if not self.log and not self.jobs:
-            for tenant in self.scheduler._tenants.by_id.values():
-                tenant.counter = self.counter
+            for tenant_id in self.scheduler.config.tenants:
+                self.scheduler._tenants.get(tenant_id).counter = self.counter
         super().send(event, decides=decides)
 
 
