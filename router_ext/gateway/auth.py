@@ -8,6 +8,7 @@ expired key differs in its code only, and only once its secret has matched.
 from __future__ import annotations
 
 import hmac
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ from router_ext.wire.controlplane import ConfigSnapshot, KeyRecord, TenantRecord
 BAD_KEY = "Invalid or missing API key."
 TIER_HEADER = b"x-fairlane-tier"
 _NO_DIGEST = "0" * 64
+_BATCH = 64
+"""Keys entered between two chances for the event loop: about 0.3 ms."""
 
 
 class TenantDisabled(NotAllowed):
@@ -63,6 +66,8 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
+    record: KeyRecord
+    owner: TenantRecord
     digest: str
     pepper_version: int
     expires_at_us: int | None
@@ -73,19 +78,35 @@ class _Entry:
 class KeyRing:
     """The keys of one snapshot. Immutable; a new snapshot makes a new ring.
 
+    Entries whose key and tenant are the very records of ``before`` are taken over from it. Meant to be made in a
+    worker thread: it gives the interpreter away between small pieces.
+
     Cost: one HMAC of 64 bytes and two look-ups, about 3 us.
     """
 
-    def __init__(self, snapshot: ConfigSnapshot, peppers: Mapping[int, bytes]) -> None:
+    def __init__(self, snapshot: ConfigSnapshot, peppers: Mapping[int, bytes], before: KeyRing | None = None) -> None:
         self._peppers = dict(peppers)
         # An unknown key is hashed like a known one.
         self._any_pepper = peppers[max(peppers)]
         tenants = {tenant.tenant: tenant for tenant in snapshot.tenants}
-        self._entries = {
-            record.public_id: _entry(record, tenants[record.tenant])
-            for record in snapshot.keys
-            if record.tenant in tenants
-        }
+        known = {} if before is None else before._entries
+        self._entries: dict[str, _Entry] = {}
+        num_new = 0
+        for record in snapshot.keys:
+            owner = tenants.get(record.tenant)
+            if owner is None:
+                continue
+            entry = known.get(record.public_id)
+            if entry is None or entry.record is not record or entry.owner is not owner:
+                entry = _entry(record, owner)
+                num_new += 1
+                if num_new % _BATCH == 0:
+                    time.sleep(0)
+            self._entries[record.public_id] = entry
+
+    def entries(self) -> list[object]:
+        """What the ring is made of, to be let go of in small pieces."""
+        return list(self._entries.values())
 
     def authenticate(self, headers: Iterable[tuple[bytes, bytes]], *, now_us: int) -> Identity:
         """Identity behind ``Authorization: Bearer`` or ``X-API-Key``.
@@ -138,6 +159,8 @@ def _entry(record: KeyRecord, tenant: TenantRecord) -> _Entry:
     if default not in allowed and allowed:
         default = tenant.default_tier if tenant.default_tier in allowed else allowed[0]
     return _Entry(
+        record=record,
+        owner=tenant,
         digest=record.digest,
         pepper_version=record.pepper_version,
         expires_at_us=record.expires_at_us,

@@ -38,9 +38,11 @@ class Books:
         self.explanations = Explanations(scheduler)
         self._observers: dict[str, TierMetrics] = {}
 
-    def keep(self, tenants: Container[str]) -> None:
-        """Forget the sums of tenants that have left."""
-        self.tenant_tokens = {name: sums for name, sums in self.tenant_tokens.items() if name in tenants}
+    def keep(self, *tenants: Container[str]) -> None:
+        """Forget the sums of tenants that are in none of these."""
+        self.tenant_tokens = {
+            name: sums for name, sums in self.tenant_tokens.items() if any(name in each for each in tenants)
+        }
 
     def refused(self, call: Call, error: FairlaneError) -> None:
         """A request that was never queued: nothing is booked."""

@@ -6,21 +6,17 @@ audited where it is set.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from router_ext.errors import StoppedByOperator
 from router_ext.gateway.call import Call
 from router_ext.wire.controlplane import ConfigSnapshot, PoolRecord
 
-STOPPED = "stopped"
-"""State of a tenant that may not even finish."""
-
 
 def stopped(
-    calls: Iterable[Call], record: PoolRecord, snapshot: ConfigSnapshot
+    calls: Iterable[Call], record: PoolRecord, snapshot: ConfigSnapshot, tenants: Collection[str]
 ) -> list[tuple[Call, StoppedByOperator]]:
-    """Calls of a pool that the snapshot ends, each with what its client is told."""
-    tenants = {tenant.tenant for tenant in snapshot.tenants if tenant.state == STOPPED}
+    """Calls of a pool that the snapshot ends, each with what its client is told. ``tenants``: those it stops."""
     cancelled = frozenset(snapshot.cancelled)
     found = []
     for call in calls:

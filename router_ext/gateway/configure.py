@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,13 +10,26 @@ import msgspec
 
 from router_ext.backends.pool import Member
 from router_ext.backends.tgi import parse_address
-from router_ext.core.config import ConfigError, PoolConfig, build_pool
+from router_ext.core.config import (
+    ConfigError,
+    PoolConfig,
+    Shares,
+    TenantConfig,
+    build_group,
+    build_pool,
+    build_shares,
+    build_tenant,
+)
 from router_ext.core.ids import BackendId, TierName
 from router_ext.errors import ModelNotFound, SettingsError, SnapshotRefused
 from router_ext.gateway.auth import Identity, KeyRing
 from router_ext.settings import load_backend_key
-from router_ext.wire.controlplane import BackendRecord, ConfigSnapshot, PoolRecord
+from router_ext.sync.snapshot_file import let_go
+from router_ext.wire.controlplane import BackendRecord, ConfigSnapshot, PoolRecord, TenantRecord
 from router_ext.wire.tgi import Info
+
+STOPPED = "stopped"
+"""State of a tenant that may not even finish."""
 
 DEFAULT_MODELS = frozenset({"", "tgi", "dummy"})
 """What clients send when they mean "whatever runs here" (``dummy`` is huggingface_hub's)."""
@@ -24,14 +38,54 @@ _UNKNOWN_LIMIT = 4_096
 """Stands in for ``/info``'s limits while a configuration is checked before its backends were asked."""
 
 
+class Roster:
+    """Tenants and groups of one snapshot as the schedulers of all pools need them, made once. Immutable.
+
+    Shares of tenants that are the very records of ``before`` are its objects, so that what follows it sees by identity
+    who has changed.
+
+    Attributes:
+        shares: validated. stopped: ids of tenants of which nothing may run.
+
+    Raises:
+        ConfigError: naming field, value and accepted range.
+    """
+
+    def __init__(self, snapshot: ConfigSnapshot, before: Roster | None = None) -> None:
+        known = {} if before is None else before._shares
+        self._shares: dict[str, tuple[TenantRecord, TenantConfig]] = {}
+        for number, record in enumerate(snapshot.tenants, start=1):
+            entry = known.get(record.tenant)
+            if entry is None or entry[0] is not record:
+                share = build_tenant(
+                    {
+                        "tenant": record.tenant,
+                        "weight": record.weight,
+                        "max_queued": record.max_queued,
+                        "group": record.group,
+                    }
+                )
+                entry = (record, share if entry is None or entry[1] != share else entry[1])
+            self._shares[record.tenant] = entry
+            if number % 64 == 0:
+                time.sleep(0)  # made in a worker thread: gives the interpreter lock away
+        groups = map(build_group, map(msgspec.structs.asdict, snapshot.groups))
+        self.shares: Shares = build_shares((share for _, share in self._shares.values()), groups)
+        self.stopped = frozenset(record.tenant for record in snapshot.tenants if record.state == STOPPED)
+
+
 class Directory:
-    """One applied snapshot: keys, pools by name, revision. Immutable.
+    """One applied snapshot: keys, pools by name, revision. Immutable. ``before``: the one it follows.
+
+    Made in a worker thread: ten thousands of keys take a while, and the loop goes on serving.
 
     Raises:
         SnapshotRefused: with the reason; nothing has been applied.
     """
 
-    def __init__(self, snapshot: ConfigSnapshot, peppers: Mapping[int, bytes]) -> None:
+    def __init__(self, snapshot: ConfigSnapshot, peppers: Mapping[int, bytes], before: Directory | None = None) -> None:
+        self.roster: Roster
+        self.keys: KeyRing
         self.snapshot = snapshot
         self.revision = snapshot.revision
         self.pools = {record.pool: record for record in snapshot.pools}
@@ -41,6 +95,10 @@ class Directory:
                 if name in self._by_name and self._by_name[name] is not record:
                     raise SnapshotRefused(f"revision {snapshot.revision}: two pools answer to {name!r}")
                 self._by_name[name] = record
+        try:
+            self.roster = Roster(snapshot, None if before is None else before.roster)
+        except ConfigError as error:
+            raise SnapshotRefused(f"revision {snapshot.revision}: {error}") from None
         for record in snapshot.pools:
             for backend in record.backends:
                 try:
@@ -49,8 +107,15 @@ class Directory:
                         load_backend_key(backend.api_key_name)
                 except (ValueError, SettingsError) as error:
                     raise SnapshotRefused(f"revision {snapshot.revision}: backend {backend.name!r}: {error}") from None
-            pool_config(record, snapshot, {})
-        self.keys = KeyRing(snapshot, peppers)
+            pool_config(record, snapshot, {}, self.roster.shares)
+        self.keys = KeyRing(snapshot, peppers, None if before is None else before.keys)
+
+    def let_go(self) -> None:
+        """Free what only this one still holds, in small pieces: freeing 100,000 keys at once would stop the loop.
+
+        For a worker thread, once another one is in force.
+        """
+        let_go(self.keys.entries(), list(self.roster.shares.tenants.values()))
 
     def resolve(self, model: str | None, identity: Identity) -> PoolRecord:
         """The pool that serves a request.
@@ -65,11 +130,14 @@ class Directory:
         return record
 
 
-def pool_config(record: PoolRecord, snapshot: ConfigSnapshot, members: Mapping[BackendId, Member[Any]]) -> PoolConfig:
+def pool_config(
+    record: PoolRecord, snapshot: ConfigSnapshot, members: Mapping[BackendId, Member[Any]], shares: Shares
+) -> PoolConfig:
     """Configuration of a pool's scheduler: the snapshot's numbers, completed by what the backends say of themselves.
 
     Args:
         members: backends under watch; empty to check a snapshot before its backends were asked.
+        shares: those of the snapshot (``Roster``).
 
     Raises:
         SnapshotRefused: naming field, value and accepted range.
@@ -86,16 +154,7 @@ def pool_config(record: PoolRecord, snapshot: ConfigSnapshot, members: Mapping[B
             pool={**record.scheduling, "name": record.name},
             backends=backends,
             tiers=[msgspec.structs.asdict(tier) for tier in snapshot.tiers],
-            tenants=[
-                {
-                    "tenant": tenant.tenant,
-                    "weight": tenant.weight,
-                    "max_queued": tenant.max_queued,
-                    "group": tenant.group,
-                }
-                for tenant in snapshot.tenants
-            ],
-            groups=[msgspec.structs.asdict(group) for group in snapshot.groups],
+            shares=shares,
         )
     except (ConfigError, KeyError, TypeError) as error:
         raise SnapshotRefused(f"revision {snapshot.revision}: {error}") from None

@@ -42,7 +42,7 @@ from router_ext.errors import FairlaneError, LimitExceeded, NoBackend, QueueRefu
 from router_ext.gateway.books import Books
 from router_ext.gateway.brakes import stopped
 from router_ext.gateway.call import Call
-from router_ext.gateway.configure import grammar_limits, pool_config
+from router_ext.gateway.configure import Roster, grammar_limits, pool_config
 from router_ext.gateway.foresight import PoolForesight, Predictions
 from router_ext.gateway.knowledge import ModelKnowledge, probe_model
 from router_ext.gateway.model import Member, PoolModel
@@ -103,6 +103,7 @@ class PoolEngine:
         *,
         record: PoolRecord,
         snapshot: ConfigSnapshot,
+        roster: Roster,
         settings: RouterSettings,
         ledger: Ledger,
         metrics: Metrics,
@@ -128,7 +129,7 @@ class PoolEngine:
             max_failures=settings.health_failures,
             max_wait_s=settings.breaker_max_wait_s,
         )
-        self.config: PoolConfig = pool_config(record, snapshot, {})
+        self.config: PoolConfig = pool_config(record, snapshot, {}, roster.shares)
         self.model = PoolModel(
             name=record.name,
             config=self.config,
@@ -141,7 +142,7 @@ class PoolEngine:
         self.retries = RetryBudget(ratio=settings.retry_ratio, floor=settings.retry_floor)
         self.grammar_limits = grammar_limits(snapshot)
         self.calls: set[Call] = set()
-        self._snapshot = snapshot
+        self._snapshot, self._roster = snapshot, roster
         self._spawn = spawn
         self._generations: dict[RequestId, Scheduled] = {}
         self._cuts: dict[RequestId, asyncio.Task[None]] = {}
@@ -152,7 +153,7 @@ class PoolEngine:
         self._timer: asyncio.TimerHandle | None = None
         self._reconciling: asyncio.TimerHandle | None = None
         self.backends.apply(record.backends)
-        self.config = self.model.config = pool_config(record, snapshot, self.backends.members)
+        self.config = self.model.config = pool_config(record, snapshot, self.backends.members, roster.shares)
         self.scheduler = Scheduler(self.config)
         self.books = Books(
             name=record.name, ledger=ledger, metrics=metrics, scheduler=self.scheduler, predictions=predictions
@@ -173,30 +174,32 @@ class PoolEngine:
 
     # --- configuration ----------------------------------------------------------------------------------------------
 
-    def prepare(self, record: PoolRecord, snapshot: ConfigSnapshot) -> Mapping[BackendId, Backend]:
+    def prepare(self, record: PoolRecord, snapshot: ConfigSnapshot, roster: Roster) -> Mapping[BackendId, Backend]:
         """Everything of ``apply`` that may fail; changes nothing.
 
         Raises:
             SnapshotRefused: the record does not fit what its backends say of themselves.
             OSError, ValueError, SettingsError: a backend's client cannot be made.
         """
-        pool_config(record, snapshot, self.backends.staying(record.backends))
+        pool_config(record, snapshot, self.backends.staying(record.backends), roster.shares)
         return self.backends.prepare(record.backends)
 
-    def apply(self, record: PoolRecord, snapshot: ConfigSnapshot, clients: Mapping[BackendId, Backend]) -> None:
+    def apply(
+        self, record: PoolRecord, snapshot: ConfigSnapshot, roster: Roster, clients: Mapping[BackendId, Backend]
+    ) -> None:
         """Follow a snapshot that has been prepared in the same turn. Queues, ledger and counters survive."""
-        self.record, self._snapshot = record, snapshot
+        self.record, self._snapshot, self._roster = record, snapshot, roster
         self.grammar_limits = grammar_limits(snapshot)
         self.name = self.model.name = self.books.name = record.name
         self.model.use_tokenizer(record.tokenizer_path)
         self.backends.apply(record.backends, clients)
-        self.books.keep({tenant.tenant for tenant in snapshot.tenants} | {call.identity.tenant for call in self.calls})
+        self.books.keep(roster.shares.tenants, {call.identity.tenant for call in self.calls})
         self._reconfigure()
         self._brake()
 
     def _brake(self) -> None:
         """End what the operator has stopped; take what can go on elsewhere from backends that are drained."""
-        for call, error in stopped(list(self.calls), self.record, self._snapshot):
+        for call, error in stopped(list(self.calls), self.record, self._snapshot, self._roster.stopped):
             self._end_call(call, error)
         drained = {b.backend for b in self.record.backends if b.is_drained}
         if not drained:
@@ -208,7 +211,7 @@ class PoolEngine:
 
     def _reconfigure(self) -> None:
         self.model.backends_changed()
-        config = pool_config(self.record, self._snapshot, self.backends.members)
+        config = pool_config(self.record, self._snapshot, self.backends.members, self._roster.shares)
         if config != self.config:
             self.config = self.model.config = config
             self.post(Reconfigured(config=config))

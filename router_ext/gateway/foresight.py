@@ -341,7 +341,7 @@ class Predictions:
                     "fallback": engine.predictor_digest,
                     "predictions": engine.foresight.by_source,
                     "fallbacks": engine.foresight.fallbacks,
-                    "slice_level": engine.scheduler.stats().slice_level,
+                    "slice_level": engine.scheduler.stats(only_seen=True).slice_level,
                 }
                 for engine in self._engines.values()
             },

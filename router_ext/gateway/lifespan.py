@@ -251,20 +251,21 @@ class Router:
             SnapshotRefused: with the reason; the last good one keeps serving.
         """
         # Ten thousands of keys take a while; the loop goes on serving.
-        directory = await asyncio.to_thread(Directory, snapshot, self.settings.peppers)
+        before = self.directory
+        directory = await asyncio.to_thread(Directory, snapshot, self.settings.peppers, before)
         clients: dict[str, Mapping[BackendId, Backend]] = {}
         new: dict[str, PoolEngine] = {}
         # Whatever may fail comes before whatever changes something.
         try:
             for pool, record in directory.pools.items():
                 if pool in self.engines:
-                    clients[pool] = self.engines[pool].prepare(record, snapshot)
+                    clients[pool] = self.engines[pool].prepare(record, snapshot, directory.roster)
                 else:
-                    new[pool] = self._make_engine(record, snapshot)
+                    new[pool] = self._make_engine(record, directory)
         except (OSError, ValueError, SettingsError) as error:
             raise SnapshotRefused(f"revision {snapshot.revision}: {error}") from error
         for pool, prepared in clients.items():
-            self.engines[pool].apply(directory.pools[pool], snapshot, prepared)
+            self.engines[pool].apply(directory.pools[pool], snapshot, directory.roster, prepared)
         for pool, engine in new.items():
             self._restore_counters(pool, engine)
             self.engines[pool] = engine
@@ -280,11 +281,14 @@ class Router:
             self.predictions.want(engine, None if model is None else model.digest)
         self.directory = directory
         self._applied_at_us = now_us()
+        if before is not None:
+            await asyncio.to_thread(before.let_go)
 
-    def _make_engine(self, record: PoolRecord, snapshot: ConfigSnapshot) -> PoolEngine:
+    def _make_engine(self, record: PoolRecord, directory: Directory) -> PoolEngine:
         return PoolEngine(
             record=record,
-            snapshot=snapshot,
+            snapshot=directory.snapshot,
+            roster=directory.roster,
             settings=self.settings,
             ledger=self.ledger,
             metrics=self.metrics,
