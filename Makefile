@@ -85,7 +85,7 @@ lint: $(VENV)/.ready-dev
 	@$(call steps)
 
 test: $(VENV)/.ready-dev chromium
-	@$(call steps,step 'pytest' $(BIN)/pytest -n $(WORKERS) -m 'not slow' $(PYTEST_ARGS);)
+	@$(call steps,step 'pytest' $(BIN)/pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder -m 'not slow' $(PYTEST_ARGS);)
 
 conformance: $(VENV)/.ready-dev
 	$(BIN)/pytest tests/conformance

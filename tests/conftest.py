@@ -11,12 +11,14 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from router_ext import compiled
 
 TESTS = Path(__file__).parent
+LATE = {"e2e": 1, "property": 2}
 NEED_SERVERS = tuple(TESTS / folder for folder in ("unit/controlplane", "integration/controlplane", "e2e"))
 # Tests never read the secrets of a real installation.
 TEST_SETTINGS = {
@@ -87,8 +89,30 @@ def _needs_servers(config: pytest.Config) -> bool:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Browser tests come last: Playwright leaves its event loop running in the thread, where no other can start."""
-    items.sort(key=lambda item: item.path.is_relative_to(TESTS / "e2e"))
+    """Which tests come last.
+
+    Browser tests come late: Playwright leaves its event loop running in the thread, where no other can start. Behind
+    them are only laws, many and short, which need no loop and keep every worker busy to the end.
+    """
+    items.sort(key=lambda item: LATE.get(item.path.relative_to(TESTS).parts[0], 0))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With ``--dist loadscope``: tests that share servers run in one worker, all others wherever there is time."""
+    if config.getvalue("dist") != "loadscope":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByServers(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            module = nodeid.partition("::")[0]
+            folder = module.split("/")[1]
+            if folder == "e2e":
+                return folder
+            return module if folder in ("integration", "conformance") else nodeid
+
+    return ByServers(config, log)
 
 
 @pytest.fixture(scope="session")

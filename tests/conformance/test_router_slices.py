@@ -125,6 +125,7 @@ def _check_complete(answer: list[Any]) -> None:
     assert answer[-1]["generated_text"] == text
 
 
+@pytest.mark.slow
 @pytest.mark.torch_engine
 def test_a_real_model_in_slices_gives_the_unsliced_text(torch_pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
     penalties = ({}, {"repetition_penalty": 1.3}, {}, {"frequency_penalty": 0.4})

@@ -41,6 +41,7 @@ from router_ext.predict.versions import FEATURE_VERSION
 from router_ext.wire.controlplane import HazardRecord, Heartbeat, PoolState, PredictionRecord, UsageBatch, UsageEvent
 
 _numbers = count(1)
+_ranks = count(1)  # tiers are few; a rank has an upper limit
 PASSWORD = "correct horse battery staple"
 
 
@@ -60,7 +61,7 @@ def signed_in(role: str) -> Client:
 
 def make_tier(actor: Actor, name: str, **fields: Any) -> Tier:
     return Tier.objects.filter(name=name).first() or create_tier(
-        actor=actor, name=name, **{"rank": next(_numbers), **fields}
+        actor=actor, name=name, **{"rank": next(_ranks), **fields}
     )
 
 

@@ -49,6 +49,7 @@ def policy(stack: Stack) -> str:
         return str(pool["policy"])
 
 
+@pytest.mark.slow
 def test_both_policies_are_played_and_the_one_before_is_restored(stack: Stack, tmp_path: Path) -> None:
     assert policy(stack) == "slo-fair"
     process = demo(stack, tmp_path, "--json", "--policy", "slo-fair", "--policy", "fifo")

@@ -67,6 +67,7 @@ def test_a_model_is_learnt_promoted_and_run(stack: Stack) -> None:
     assert left_behind(stack) == []
 
 
+@pytest.mark.slow
 def test_a_stopped_demo_cleans_up(stack: Stack) -> None:
     running = demo(stack, "--requests", "100000")
     assert process.wait_until(lambda: len(left_behind(stack)) == 1 + len(HABITS), limit_s=60, every_s=0.2)
