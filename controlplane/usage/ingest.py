@@ -24,6 +24,7 @@ from controlplane.usage import samples
 from controlplane.usage.models import QuarantinedEvent
 from controlplane.usage.partitions import ensure_days
 from router_ext.wire.controlplane import MomentRecord, ReasonRecord, UsageAck, UsageEvent
+from router_ext.wire.decoding import NotDecoded
 
 logger = structlog.get_logger(__name__)
 
@@ -95,7 +96,7 @@ def ingest(batch: RawBatch) -> UsageAck:
         body = bytes(raw)
         try:
             event, is_whole = _decode(body)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except NotDecoded as error:
             refused.append(_Refused(body=body, reason=f"unreadable: {error}", event=None))
             continue
         if not is_whole:
@@ -130,7 +131,7 @@ def _decode(body: bytes) -> tuple[UsageEvent, bool]:
     """An event, and whether its prediction could be read too: the books do not wait for the training data.
 
     Raises:
-        msgspec.MsgspecError, UnicodeDecodeError: it is no event.
+        what ``NotDecoded`` names: it is no event.
     """
     try:
         return _event_decoder.decode(body), True

@@ -259,7 +259,7 @@ class _Exchange:
             self._request = b""
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._error = UpstreamFailed("The backend sent a malformed answer")
         if not self._is_headed and self._head_bytes > MAX_HEAD_BYTES:
             self._error = UpstreamFailed("The backend sent a malformed answer")

@@ -15,15 +15,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import orjson
+from msgspec import UNSET
 
 from router_ext.errors import FairlaneError
 from router_ext.gateway.encoders import model_name, new_response_key, response_failure, response_frame
 from router_ext.gateway.generation import Dialect, GenerationRequest
 from router_ext.gateway.refusals import stream_error
 from router_ext.wire.headers import Headers
+from router_ext.wire.relayed import (
+    Chat,
+    ChatChoice,
+    ChatMessage,
+    Chunk,
+    FunctionPart,
+    Usage,
+    decode_chat,
+    decode_chunk,
+    decode_generated,
+)
 from router_ext.wire.responses import (
     Item,
     ResponseEvents,
@@ -101,40 +112,32 @@ class StreamRelay:
         if event.is_final:
             self.is_complete = True
             if not self._request.wants_details and event.details is not None:
-                place = payload.rfind(b',"details":{')
-                payload = payload[:place] + b',"details":null}'
+                payload = _without_details(payload)
         return b"data: " + payload + b"\n\n"
 
     def _feed_openai(self, payload: bytes) -> bytes:
         if payload == b"[DONE]":
             self.is_complete = self.error is None
             return self._done() if self.is_complete else b""
-        try:
-            chunk = orjson.loads(payload)
-        except orjson.JSONDecodeError as error:
-            raise BadUpstreamAnswer(f"not a chunk: {error}") from None
-        if not isinstance(chunk, dict):
-            raise BadUpstreamAnswer("a chunk that is not an object")
-        if "error" in chunk:
-            problem = chunk["error"]
+        chunk = decode_chunk(payload)
+        if chunk.error is not UNSET:
+            problem = chunk.error
             message = problem.get("message", "") if isinstance(problem, dict) else str(problem)
             self.error = classify_error(str(message), "")
             return b""
-        usage = chunk.get("usage")
-        choices = chunk.get("choices") or []
-        if isinstance(usage, dict):
-            self.output_tokens = int(usage.get("completion_tokens") or 0)
-            self.prompt_tokens = int(usage.get("prompt_tokens") or 0)
+        if chunk.usage is not None:
+            self.output_tokens = chunk.usage.completion_tokens or 0
+            self.prompt_tokens = chunk.usage.prompt_tokens or 0
             self.is_exact = True
-            if not choices and not self._request.include_usage:
+            if not chunk.choices and not self._request.include_usage:
                 return b""
-        elif choices:
+        elif chunk.choices:
             self.output_tokens += 1
-            self.finish_reason = choices[0].get("finish_reason") or self.finish_reason
+            self.finish_reason = chunk.choices[0].finish_reason or self.finish_reason
         return self._chunk(chunk, payload)
 
-    def _chunk(self, chunk: dict[str, Any], payload: bytes) -> bytes:
-        return b"data: " + _renamed(self._request, chunk, payload) + b"\n\n"
+    def _chunk(self, chunk: Chunk, payload: bytes) -> bytes:
+        return b"data: " + _renamed(self._request, chunk.model, payload) + b"\n\n"
 
     def _done(self) -> bytes:
         return b"data: [DONE]\n\n"
@@ -152,24 +155,25 @@ class ResponseRelay(StreamRelay):
     def __init__(self, request: GenerationRequest) -> None:
         super().__init__(request)
         self._events: ResponseEvents | None = None
-        self._call: Any = None
+        self._call: int | None = None
 
-    def _chunk(self, chunk: dict[str, Any], payload: bytes) -> bytes:
+    def _chunk(self, chunk: Chunk, payload: bytes) -> bytes:
+        chat = decode_chat(payload)
         events = self._events
         if events is None:
-            frame = response_frame(self._request, str(chunk.get("model")), int(chunk.get("created") or 0))
+            frame = response_frame(self._request, chat.model, chat.created)
             events = self._events = ResponseEvents(frame, new_response_key())
         out = b""
-        for choice in chunk.get("choices") or ():
-            delta = choice.get("delta") or {}
-            for call in delta.get("tool_calls") or ():
-                function = call.get("function") or {}
-                if self._call != (place := call.get("index", 0)):
-                    self._call = place
-                    out += events.call(function.get("name") or "")
-                out += events.arguments(function.get("arguments") or "")
+        for choice in chat.choices or ():
+            delta = choice.delta or _NO_MESSAGE
+            for call in delta.calls:
+                function = call.function or _NO_FUNCTION
+                if self._call != call.index:
+                    self._call = call.index
+                    out += events.call(function.name or "")
+                out += events.arguments(_arguments(function))
             if self._call is None:
-                out += events.text(delta.get("content") or "", _response_logprobs(self._request, choice))
+                out += events.text(delta.content or "", _response_logprobs(self._request, choice))
         return out
 
     def _done(self) -> bytes:
@@ -186,24 +190,34 @@ def relay_for(request: GenerationRequest) -> StreamRelay:
     return ResponseRelay(request) if request.dialect is Dialect.RESPONSES else StreamRelay(request)
 
 
-def _renamed(request: GenerationRequest, answer: dict[str, Any], payload: bytes) -> bytes:
+def _without_details(payload: bytes) -> bytes:
+    """A final event with ``details`` as null: what a client gets that did not ask for them."""
+    place = payload.rfind(b',"details":{')
+    if place >= 0:
+        return payload[:place] + b',"details":null}'
+    return orjson.dumps({**orjson.loads(payload), "details": None})  # not spelt as TGI does
+
+
+def _renamed(request: GenerationRequest, told: str | None, payload: bytes) -> bytes:
     """``payload`` with the client's own name for the model, which the backend was not told."""
-    told = answer.get("model")
-    name = model_name(request, told) if isinstance(told, str) else told
-    if name == told:
+    if told is None or (name := model_name(request, told)) == told:
         return payload
     # Nothing but constants and numbers stands before it.
     return payload.replace(b'"model":' + orjson.dumps(told), b'"model":' + orjson.dumps(name), 1)
 
 
-def _response_logprobs(request: GenerationRequest, choice: dict[str, Any]) -> list[Item]:
-    if not request.wants_logprobs:
+def _arguments(function: FunctionPart) -> str:
+    """Arguments as OpenAI has them: the text of an object."""
+    given = function.arguments
+    return given if isinstance(given, str) else "" if given is None else orjson.dumps(given).decode()
+
+
+def _response_logprobs(request: GenerationRequest, choice: ChatChoice) -> list[Item]:
+    if not request.wants_logprobs or choice.logprobs is None:
         return []
     return [
-        response_logprob(
-            item["token"], item["logprob"], [(top["token"], top["logprob"]) for top in item.get("top_logprobs") or ()]
-        )
-        for item in (choice.get("logprobs") or {}).get("content") or ()
+        response_logprob(item.token, item.logprob, [(top.token, top.logprob) for top in item.top_logprobs or ()])
+        for item in choice.logprobs.content or ()
     ]
 
 
@@ -229,36 +243,28 @@ def read_body_answer(
     """
     if status != 200:
         return BodyAnswer(error=decode_error(status, body))
-    try:
-        data = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise BadUpstreamAnswer(f"not an answer: {error}") from None
-    answer: Any = data[0] if isinstance(data, list) and data else data
-    if not isinstance(answer, dict):
-        raise BadUpstreamAnswer("an answer that is not an object")
     values = dict(headers)
     prompt_tokens = _number(values.get(b"x-prompt-tokens"))
     output_tokens = _number(values.get(b"x-generated-tokens"))
     finish_reason = None
     if request.dialect.is_openai:
-        usage = answer.get("usage") or {}
-        prompt_tokens = int(usage.get("prompt_tokens") or prompt_tokens)
-        output_tokens = int(usage.get("completion_tokens") or output_tokens)
-        choices = answer.get("choices") or [{}]
-        finish_reason = choices[0].get("finish_reason")
+        chunk = decode_chunk(body)
+        usage = chunk.usage or _NO_USAGE
+        prompt_tokens = usage.prompt_tokens or prompt_tokens
+        output_tokens = usage.completion_tokens or output_tokens
+        finish_reason = chunk.choices[0].finish_reason if chunk.choices else None
         if request.dialect is Dialect.RESPONSES:
-            body = _response_body(request, answer, choices[0], prompt_tokens, output_tokens)
+            body = _response_body(request, decode_chat(body), prompt_tokens, output_tokens)
         else:
-            body = _renamed(request, answer, body)
+            body = _renamed(request, chunk.model, body)
     else:
-        details = answer.get("details")
-        if isinstance(details, dict):
-            finish_reason = details.get("finish_reason")
-            sequences = [details, *(details.get("best_of_sequences") or [])]
-            output_tokens = sum(int(s.get("generated_tokens") or 0) for s in sequences)
-        if not request.wants_details and details is not None:
-            text = b'{"generated_text":' + orjson.dumps(answer.get("generated_text")) + b"}"
-            body = b"[" + text + b"]" if isinstance(data, list) else text
+        answer, is_list = decode_generated(body)
+        if answer.details is not None:
+            finish_reason = answer.details.finish_reason
+            output_tokens = answer.details.output_tokens
+            if not request.wants_details:
+                text = b'{"generated_text":' + orjson.dumps(answer.generated_text) + b"}"
+                body = b"[" + text + b"]" if is_list else text
     return BodyAnswer(
         headers=relayed_headers(headers),
         body=body,
@@ -268,23 +274,29 @@ def read_body_answer(
     )
 
 
-def _response_body(
-    request: GenerationRequest, answer: dict[str, Any], choice: dict[str, Any], prompt_tokens: int, output_tokens: int
-) -> bytes:
+def _response_body(request: GenerationRequest, chat: Chat, prompt_tokens: int, output_tokens: int) -> bytes:
     """A whole chat answer as a response object."""
-    key, status = new_response_key(), response_status(choice.get("finish_reason"))
-    message = choice.get("message") or {}
+    choice = chat.choices[0] if chat.choices else ChatChoice()
+    key, status = new_response_key(), response_status(choice.finish_reason)
+    message = choice.message or _NO_MESSAGE
+    functions = [call.function or _NO_FUNCTION for call in message.calls]
     output = [
-        call_item(key, place, call["function"]["name"], call["function"]["arguments"], status=status)
-        for place, call in enumerate(message.get("tool_calls") or ())
+        call_item(key, place, function.name or "", _arguments(function), status=status)
+        for place, function in enumerate(functions)
     ]
     if not output:
         logprobs = _response_logprobs(request, choice)
-        output = [message_item(key, 0, message.get("content") or "", status=status, logprobs=logprobs)]
-    frame = response_frame(request, str(answer.get("model")), int(answer.get("created") or 0))
+        output = [message_item(key, 0, message.content or "", status=status, logprobs=logprobs)]
+    frame = response_frame(request, chat.model, chat.created)
     usage = response_usage(prompt_tokens, output_tokens)
     return orjson.dumps(response_object(frame, key, status=status, output=output, usage=usage))
 
 
 def _number(value: bytes | None) -> int:
-    return int(value) if value is not None and value.isdigit() else 0
+    """A count of a header; 0 for what no backend can have counted."""
+    return int(value) if value is not None and value.isdigit() and len(value) < 10 else 0
+
+
+_NO_MESSAGE = ChatMessage()
+_NO_FUNCTION = FunctionPart()
+_NO_USAGE = Usage()

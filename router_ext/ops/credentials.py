@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from router_ext.errors import SettingsError
+from router_ext.wire.decoding import NotDecoded
 
 
 class Credentials(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,5 +55,5 @@ def read_credentials(path: Path) -> Credentials:
         return msgspec.json.decode(path.read_bytes(), type=Credentials)
     except FileNotFoundError:
         raise SettingsError(f"{path} does not exist: start the stack with `make run` (or `fairlane up`)") from None
-    except msgspec.DecodeError as problem:
+    except NotDecoded as problem:
         raise SettingsError(f"{path} is damaged ({problem}): `fairlane up` writes it anew") from None

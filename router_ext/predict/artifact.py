@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from router_ext.errors import ArtifactRefused
+from router_ext.wire.decoding import NotDecoded
 
 SCHEMA = "fairlane.predictor"
 VERSION = 1
@@ -50,7 +51,7 @@ def unpack(data: bytes, *, kind: str) -> tuple[Any, int]:
         raise ArtifactRefused(f"artifact of {len(data)} bytes is over the limit of {MAX_BYTES}")
     try:
         envelope = msgspec.json.decode(data, type=_Envelope)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except NotDecoded as error:
         raise ArtifactRefused(f"not a predictor artifact: {error}") from error
     if envelope.schema != SCHEMA:
         raise ArtifactRefused(f"schema {envelope.schema[:80]!r} is not {SCHEMA!r}")

@@ -38,6 +38,7 @@ from router_ext.predict.messages import (
 )
 from router_ext.predict.state import SAVE_INTERVAL_S
 from router_ext.settings import child_environment
+from router_ext.wire.decoding import NotDecoded
 from router_ext.wire.frames import Frames
 
 _log = get_logger(__name__)
@@ -297,7 +298,7 @@ class PredictionClient:
             return
         try:
             message = self._decoder.decode(payload)
-        except msgspec.MsgspecError as error:
+        except NotDecoded as error:
             self._end(f"it sent something else than an answer: {error}")
             return
         match message:

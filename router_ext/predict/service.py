@@ -34,6 +34,7 @@ from router_ext.predict.notes import Notes
 from router_ext.predict.predictor import Predictor, Request, in_tokens
 from router_ext.predict.reading import Reading
 from router_ext.predict.reading import read as read_prompt
+from router_ext.wire.decoding import NotDecoded
 
 PLAIN_CAPACITY = 2_048
 """Prompts of pools without a length model that are remembered: little is gained there, and memory is scarce."""
@@ -310,7 +311,7 @@ class LengthService:
             history.restore(found[0])
             memory.restore(found[1])
             plain_memory.restore(found[2])
-        except (msgspec.MsgspecError, LookupError, TypeError, OverflowError) as error:
+        except (*NotDecoded, LookupError, TypeError, OverflowError) as error:
             raise ValueError(str(error)) from error
         self._use_key(head.key)
         self._history, self._memory, self._plain_memory = history, memory, plain_memory

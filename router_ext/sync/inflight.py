@@ -23,6 +23,7 @@ import msgspec
 
 from router_ext.errors import LedgerFull
 from router_ext.wire.controlplane import MomentRecord, PredictionRecord, ReasonRecord, UsageEvent
+from router_ext.wire.decoding import NotDecoded
 
 STATE, GUARD = 0, 1
 OUTPUT_TOKENS = 2
@@ -344,7 +345,7 @@ class InflightTable:
             return None
         try:
             return self._decoder.decode(payload)
-        except msgspec.MsgspecError:
+        except NotDecoded:
             return None
 
     def close(self) -> None:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import re
 import secrets
 import time
 from collections import deque
@@ -24,6 +26,7 @@ from router_ext.errors import LedgerFull
 from router_ext.sync.inflight import OUTCOMES, InflightSlot, InflightTable, RequestStart
 from router_ext.sync.spool import MAX_BYTES, FolderLock, Spool, SpoolBatch
 from router_ext.wire.controlplane import MomentRecord, PredictionRecord, ReasonRecord, UsageEvent
+from router_ext.wire.decoding import NotDecoded
 
 log = structlog.get_logger(__name__)
 
@@ -49,6 +52,14 @@ class _EventId(msgspec.Struct):
 
 class _EventEnd(msgspec.Struct):
     ended_at_us: int
+
+
+def _event_id(payload: bytes) -> str:
+    """Id of a spooled event; "" for a frame that checks and holds none (written by another program)."""
+    try:
+        return msgspec.json.decode(payload, type=_EventId).event
+    except NotDecoded:
+        return ""
 
 
 class Ledger:
@@ -99,7 +110,7 @@ class Ledger:
         left = self._table.recover(now_us=at_us)
         known: set[str] = set()
         if left:
-            known = {msgspec.json.decode(payload, type=_EventId).event for payload in self._spool.payloads()}
+            known = {_event_id(payload) for payload in self._spool.payloads()}
         for slot, event in left:
             if event.event in known:
                 self._table.end(slot)
@@ -261,8 +272,8 @@ class Ledger:
 
     def quarantine(self, payload: bytes) -> Path:
         """Keep an event that the control plane will not take in ``spool/damaged`` for the operator."""
-        name = msgspec.json.decode(payload, type=_EventId).event
-        return self._spool.quarantine(f"refused-{name[:80].replace('/', '_')}.json", payload)
+        name = _event_id(payload) or hashlib.sha256(payload).hexdigest()
+        return self._spool.quarantine(f"refused-{re.sub(r'[^0-9A-Za-z_-]', '_', name[:80])}.json", payload)
 
     async def wait_pending(self) -> None:
         """Return as soon as there is something to send."""

@@ -22,6 +22,7 @@ from router_ext.wire.controlplane import (
     TierRecord,
     snapshot_digest,
 )
+from router_ext.wire.decoding import NotDecoded
 
 MAX_SNAPSHOT_BYTES = 256 << 20
 _CHUNK = 64
@@ -64,7 +65,7 @@ def decode_snapshot(body: bytes) -> ConfigSnapshot:
             cancelled=shell.cancelled,
             digest=shell.digest,
         )
-    except msgspec.MsgspecError as error:
+    except NotDecoded as error:
         raise SnapshotRefused(f"not a snapshot: {error}") from error
     if not _is_digest_right(body, snapshot):
         raise SnapshotRefused(f"revision {snapshot.revision}: digest {snapshot.digest[:12]!r} does not fit the content")

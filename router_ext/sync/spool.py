@@ -184,7 +184,7 @@ class Spool:
     # --- opening ---------------------------------------------------------------------------------------------------
 
     def _open_segments(self) -> None:
-        paths = sorted(self.directory.glob("*.seg"))
+        paths = sorted(self.directory.glob(f"{'[0-9]' * 16}.seg"))
         last_number = 0
         for path in paths:
             last_number = int(path.stem)

@@ -10,6 +10,7 @@ import structlog
 from router_ext.sync.ledger import Ledger
 from router_ext.sync.session import Backoff, ControlPlaneRefused, ControlPlaneSession, ControlPlaneUnavailable
 from router_ext.wire.controlplane import USAGE_PATH, UsageAck
+from router_ext.wire.decoding import NotDecoded
 
 log = structlog.get_logger(__name__)
 
@@ -109,7 +110,7 @@ class UsageClient:
                 if n_server_faults >= MAX_SERVER_FAULTS:
                     return await self._halve(payloads, refused)
                 await asyncio.sleep(self._backoff.next_s(error.retry_after_s))
-            except msgspec.MsgspecError as error:
+            except NotDecoded as error:
                 self._failed(f"POST {USAGE_PATH}: not an acknowledgement: {error}")
                 await asyncio.sleep(self._backoff.next_s())
             else:

@@ -51,7 +51,7 @@ def parse_gauges(text: bytes) -> TgiGauges:
                     value = float(fields[0]) if fields else math.nan
                 except ValueError:
                     value = math.nan
-                if math.isfinite(value):
-                    values[name] = values.get(name, 0.0) + value
+                if math.isfinite(total := values.get(name, 0.0) + value):
+                    values[name] = total
             place = page.find(mark, begin)
     return TgiGauges(**{name: round(value) for name, value in values.items()})

@@ -12,8 +12,14 @@ from typing import Annotated, Any
 import msgspec
 import orjson
 
+from router_ext.wire.decoding import NotDecoded
+
 MAX_UPSTREAM_NEW_TOKENS = 1_024
 """TGI runs anything longer in lossy pieces of its own (overshooting); a slice never asks for more."""
+
+
+TokenCount = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF_FFFF)]
+"""A number of tokens as TGI counts them (u32); the books hold no other."""
 
 
 class BadUpstreamAnswer(ValueError):
@@ -33,9 +39,9 @@ class StreamDetails(msgspec.Struct, gc=False):
     """``details`` of the final event. ``seed`` is null when the request was greedy."""
 
     finish_reason: str
-    generated_tokens: int
+    generated_tokens: TokenCount
     seed: int | None = None
-    input_length: int = 0
+    input_length: TokenCount = 0
 
 
 class StreamEvent(msgspec.Struct, gc=False):
@@ -45,7 +51,7 @@ class StreamEvent(msgspec.Struct, gc=False):
     the one inside ``payload``, the undecoded JSON.
     """
 
-    index: int = 0
+    index: TokenCount = 0
     token: Token | None = None
     top_tokens: list[Token] | None = None
     generated_text: str | None = None
@@ -145,8 +151,10 @@ def decode_event(payload: bytes) -> StreamEvent:
     """
     try:
         event = _decode_event(payload)
-    except msgspec.DecodeError as error:
+    except NotDecoded as error:
         raise BadUpstreamAnswer(f"not a stream event: {error}") from None
+    if event.details is not None and not 0 <= (event.details.seed or 0) < 1 << 64:
+        raise BadUpstreamAnswer("not a stream event: a seed of more than 64 bits")
     event.payload = payload
     event.upstream_index = event.index
     return event
@@ -156,7 +164,7 @@ def decode_tokenize(body: bytes) -> list[TokenizedToken]:
     """Answer of ``POST /tokenize``."""
     try:
         return _decode_tokens(body)
-    except msgspec.DecodeError as error:
+    except NotDecoded as error:
         raise BadUpstreamAnswer(f"not an answer of /tokenize: {error}") from None
 
 
@@ -164,7 +172,7 @@ def decode_chat_tokenize(body: bytes) -> ChatTokenized:
     """Answer of ``POST /chat_tokenize``."""
     try:
         return _decode_chat_tokens(body)
-    except msgspec.DecodeError as error:
+    except NotDecoded as error:
         raise BadUpstreamAnswer(f"not an answer of /chat_tokenize: {error}") from None
 
 
@@ -172,7 +180,7 @@ def decode_info(body: bytes) -> Info:
     """Answer of ``GET /info``."""
     try:
         return _decode_info(body)
-    except msgspec.DecodeError as error:
+    except NotDecoded as error:
         raise BadUpstreamAnswer(f"not an answer of /info: {error}") from None
 
 
