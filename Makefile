@@ -3,7 +3,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup core run test lint bench pictures conformance chromium pin docker-check clean
+.PHONY: help setup core run test lint bench pictures conformance fuzz chromium pin docker-check clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -19,6 +19,7 @@ help:
 	@echo 'make test         set up if needed, lint, type-check, run the tests'
 	@echo 'make lint         the checks of `make test` without the tests'
 	@echo 'make conformance  the whole replay of recorded TGI exchanges, and other long tests'
+	@echo 'make fuzz         random bytes into every reader of bytes from outside (FUZZ=NAME, FUZZ_SECONDS=20)'
 	@echo 'make bench        the benchmarks'
 	@echo 'make pictures     the pictures of simulations in docs/pictures, again (minutes)'
 	@echo 'make docker-check the install steps of docker/Dockerfile in a clean environment'
@@ -90,6 +91,12 @@ test: $(VENV)/.ready-dev chromium
 conformance: $(VENV)/.ready-dev
 	$(BIN)/pytest tests/conformance
 	$(BIN)/pytest -m slow tests/integration
+
+# Coverage-guided (atheris); what it keeps, and inputs that broke something, are in build/fuzz.
+FUZZ_SECONDS ?= 20
+
+fuzz: $(VENV)/.ready-dev
+	$(BIN)/python tests/fuzz/run.py --seconds $(FUZZ_SECONDS) $(FUZZ)
 
 bench: core
 	$(BIN)/fairlane bench scheduler

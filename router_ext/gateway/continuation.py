@@ -438,7 +438,7 @@ class Continuation:
             self.prompt_tokens = details.input_length
             self._seed = details.seed
         elif self.prompt_tokens is None:
-            self.prompt_tokens = details.input_length - self.kept_tokens
+            self.prompt_tokens = max(details.input_length - self.kept_tokens, 0)
         self._input_tokens = details.input_length
         reason = details.finish_reason
         if reason == "eos_token":

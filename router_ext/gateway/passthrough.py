@@ -171,7 +171,7 @@ class ResponseRelay(StreamRelay):
                 if self._call != call.index:
                     self._call = call.index
                     out += events.call(function.name or "")
-                out += events.arguments(_arguments(function))
+                out += events.arguments(function.text)
             if self._call is None:
                 out += events.text(delta.content or "", _response_logprobs(self._request, choice))
         return out
@@ -195,7 +195,10 @@ def _without_details(payload: bytes) -> bytes:
     place = payload.rfind(b',"details":{')
     if place >= 0:
         return payload[:place] + b',"details":null}'
-    return orjson.dumps({**orjson.loads(payload), "details": None})  # not spelt as TGI does
+    try:
+        return orjson.dumps({**orjson.loads(payload), "details": None})  # not spelt as TGI does
+    except orjson.JSONDecodeError as error:
+        raise BadUpstreamAnswer(f"not a stream event: {error}") from None
 
 
 def _renamed(request: GenerationRequest, told: str | None, payload: bytes) -> bytes:
@@ -204,12 +207,6 @@ def _renamed(request: GenerationRequest, told: str | None, payload: bytes) -> by
         return payload
     # Nothing but constants and numbers stands before it.
     return payload.replace(b'"model":' + orjson.dumps(told), b'"model":' + orjson.dumps(name), 1)
-
-
-def _arguments(function: FunctionPart) -> str:
-    """Arguments as OpenAI has them: the text of an object."""
-    given = function.arguments
-    return given if isinstance(given, str) else "" if given is None else orjson.dumps(given).decode()
 
 
 def _response_logprobs(request: GenerationRequest, choice: ChatChoice) -> list[Item]:
@@ -281,7 +278,7 @@ def _response_body(request: GenerationRequest, chat: Chat, prompt_tokens: int, o
     message = choice.message or _NO_MESSAGE
     functions = [call.function or _NO_FUNCTION for call in message.calls]
     output = [
-        call_item(key, place, function.name or "", _arguments(function), status=status)
+        call_item(key, place, function.name or "", function.text, status=status)
         for place, function in enumerate(functions)
     ]
     if not output:

@@ -253,7 +253,11 @@ class Ledger:
             payload = self._overflow[0][1]
         if payload is None:
             return 0.0
-        return max(0.0, (now_us - msgspec.json.decode(payload, type=_EventEnd).ended_at_us) / 1e6)
+        try:
+            ended_at_us = msgspec.json.decode(payload, type=_EventEnd).ended_at_us
+        except NotDecoded:
+            return 0.0  # no event: the control plane refuses it, and it is set aside
+        return max(0.0, (now_us - ended_at_us) / 1e6)
 
     @property
     def running(self) -> int:

@@ -54,11 +54,24 @@ class Logprobs(msgspec.Struct):
     content: list[TokenLogprob] | None = None
 
 
-class FunctionPart(msgspec.Struct, gc=False):
-    """``arguments``: text; TGI before 3.1 prints whole ones as an object."""
+class FunctionPart(msgspec.Struct):
+    """A function's name and arguments, or a part of them. TGI before 3.1 prints arguments as an object, not as text."""
 
     name: str | None = None
-    arguments: Any = None
+    arguments: msgspec.Raw = msgspec.Raw(b"null")
+
+    @property
+    def text(self) -> str:
+        """The arguments as OpenAI has them: the text of an object.
+
+        Raises:
+            BadUpstreamAnswer: not UTF-8.
+        """
+        given = bytes(self.arguments)
+        try:
+            return _text.decode(given) or "" if given[:1] in (b'"', b"n") else given.decode()
+        except NotDecoded as error:
+            raise BadUpstreamAnswer(f"not a function's arguments: {error}") from None
 
 
 class ToolCall(msgspec.Struct):
@@ -118,6 +131,7 @@ class Generated(msgspec.Struct):
     details: GeneratedDetails | None = None
 
 
+_text = msgspec.json.Decoder(str | None)
 _chunk = msgspec.json.Decoder(Chunk)
 _chat = msgspec.json.Decoder(Chat)
 _generated = msgspec.json.Decoder(Generated | list[Generated])
