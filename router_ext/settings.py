@@ -28,6 +28,8 @@ _SHARED = {
     "key_pepper": "FAIRLANE_KEY_PEPPER",
     "admin_token": "FAIRLANE_ADMIN_TOKEN",
     "admin_port": "FAIRLANE_ADMIN_PORT",
+    "otlp_endpoint": "OTEL_EXPORTER_OTLP_ENDPOINT",
+    "otlp_traces_endpoint": "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
 }
 """Fields whose variable lacks the router's prefix because other programs read it as well."""
 
@@ -103,6 +105,10 @@ class RouterSettings(BaseSettings):
     )
     collect_features: bool = Field(default=True, description="book hashed features of prompts, never text, to train on")
     log_level: str = Field(default="info", pattern=r"^(debug|info|warning|error)$")
+    request_log: bool = Field(default=True, description="one line per ended request, at level info")
+    otlp_endpoint: str | None = Field(default=None, description="collector of traces (OTLP over HTTP)")
+    otlp_traces_endpoint: str | None = Field(default=None, description="the same, whole address; goes before the other")
+    tracing: bool = Field(default=True, description="false: no spans, whatever the two above say")
 
     @field_validator("key_pepper")
     @classmethod
@@ -116,6 +122,16 @@ class RouterSettings(BaseSettings):
         if value and not re.match(r"https?://[^/\s]+", value):
             raise ValueError("must be an http:// or https:// address, or empty")
         return value.rstrip("/")
+
+    @property
+    def has_tracing(self) -> bool:
+        """Spans are made and sent."""
+        return self.tracing and bool(self.otlp_endpoint or self.otlp_traces_endpoint)
+
+    @property
+    def traces_endpoint(self) -> str:
+        """Where spans go, if any do."""
+        return self.otlp_traces_endpoint or (self.otlp_endpoint or "").rstrip("/") + "/v1/traces"
 
     @property
     def peppers(self) -> dict[int, bytes]:

@@ -84,8 +84,11 @@ class StreamHandle(Protocol):
 class Backend(Protocol):
     """One TGI server."""
 
-    def open_stream(self, path: str, body: bytes, sink: StreamSink) -> StreamHandle:
-        """POST ``body`` (JSON) to ``path`` and feed the answer to ``sink``; returns at once, on the loop's thread."""
+    def open_stream(self, path: str, body: bytes, sink: StreamSink, headers: bytes = b"") -> StreamHandle:
+        """POST ``body`` (JSON) to ``path`` and feed the answer to ``sink``; returns at once, on the loop's thread.
+
+        ``headers``: further header lines, each with its line end.
+        """
         ...
 
     async def call(self, method: str, path: str, body: bytes = b"", *, timeout_s: float | None = None) -> Reply:

@@ -109,17 +109,20 @@ class FakeBackend:
 
     Attributes:
         requests: (path, body) of everything asked, in order. streams: those still open.
+        headers: header lines that streams were opened with.
     """
 
     def __init__(self, play: Play, *, unary_timeout_s: float = 30.0) -> None:
         self.loop = asyncio.get_running_loop()
         self.requests: list[tuple[str, bytes]] = []
+        self.headers: list[bytes] = []
         self.streams: set[_FakeStream] = set()
         self._play = play
         self._unary_timeout_s = unary_timeout_s
 
-    def open_stream(self, path: str, body: bytes, sink: StreamSink) -> _FakeStream:
+    def open_stream(self, path: str, body: bytes, sink: StreamSink, headers: bytes = b"") -> _FakeStream:
         self.requests.append((path, body))
+        self.headers.append(headers)
         stream = _FakeStream(self, self._play(path, body), sink)
         self.streams.add(stream)
         return stream

@@ -420,8 +420,8 @@ class TgiBackend:
         self._idle: list[_Connection] = []
         self._trim_timer: asyncio.TimerHandle | None = None
 
-    def _request(self, method: bytes, path: str, body: bytes) -> bytes:
-        head = b"%b %b%b HTTP/1.1\r\n%b" % (method, self._prefix, path.encode(), self._common)
+    def _request(self, method: bytes, path: str, body: bytes, headers: bytes = b"") -> bytes:
+        head = b"%b %b%b HTTP/1.1\r\n%b%b" % (method, self._prefix, path.encode(), self._common, headers)
         if method == b"POST":
             head += b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body)
         return head + b"\r\n" + body
@@ -473,8 +473,8 @@ class TgiBackend:
 
     # --- Backend ---
 
-    def open_stream(self, path: str, body: bytes, sink: StreamSink) -> _Exchange:
-        return self._start(self._request(b"POST", path, body), sink)
+    def open_stream(self, path: str, body: bytes, sink: StreamSink, headers: bytes = b"") -> _Exchange:
+        return self._start(self._request(b"POST", path, body, headers), sink)
 
     async def call(self, method: str, path: str, body: bytes = b"", *, timeout_s: float | None = None) -> Reply:
         future: asyncio.Future[Reply] = self.loop.create_future()

@@ -16,12 +16,12 @@ from typing import Any
 import orjson
 
 from router_ext.core.events import RequestSpec
-from router_ext.core.ids import RequestId, TierName
+from router_ext.core.ids import RequestId, TenantId, TierName
 from router_ext.errors import BodyTooLarge, FairlaneError, NoBackend, RequestRefused
 from router_ext.gateway.agents import AGENT_HEADER, COST_HEADER, INTERACTION_HEADER, DeclaredAgent, declared_agent
 from router_ext.gateway.auth import TIER_HEADER, Identity
 from router_ext.gateway.bodies import SAGEMAKER_PATH, Body
-from router_ext.gateway.call import Call
+from router_ext.gateway.call import CLIENT_CLOSED, Call
 from router_ext.gateway.chats import decode_chat
 from router_ext.gateway.continuation import Continuation
 from router_ext.gateway.dialects import decode_body, decode_tokenize, dialect_of, error_response, read_body
@@ -36,8 +36,9 @@ from router_ext.gateway.refusals import refusal_of
 from router_ext.gateway.relay import WholeGeneration
 from router_ext.gateway.slices import TextGeneration
 from router_ext.gateway.streams import Client, Response
-from router_ext.obs.logs import get_logger
+from router_ext.obs.logs import get_logger, has_request_lines, request_ended
 from router_ext.obs.metrics import CONTENT_TYPE
+from router_ext.obs.tracing import Trace, Value
 from router_ext.sync.inflight import InflightSlot, RequestStart
 from router_ext.sync.ledger import new_event_id, now_us
 from router_ext.wire.headers import JSON
@@ -55,7 +56,19 @@ _log = get_logger(__name__)
 class Request:
     """One HTTP request, as the handlers see it."""
 
-    __slots__ = ("arrived_s", "arrived_us", "exchange", "headers", "model", "path", "receive", "request_id", "tier")
+    __slots__ = (
+        "arrived_s",
+        "arrived_us",
+        "exchange",
+        "headers",
+        "model",
+        "path",
+        "receive",
+        "request_id",
+        "tenant",
+        "tier",
+        "trace",
+    )
 
     def __init__(self, scope: Any, receive: Callable[[], Awaitable[Any]]) -> None:
         self.path: str = scope["path"]
@@ -67,6 +80,8 @@ class Request:
         self.request_id = _request_id(self.header(b"x-request-id"))
         self.tier: TierName | None = None
         self.model = ""
+        self.tenant: TenantId | None = None
+        self.trace: Trace | None = None
 
     def header(self, name: bytes) -> str | None:
         """First value of a header (lower-case name)."""
@@ -140,6 +155,7 @@ class App:
                 response = await handler(request)
         except FairlaneError as error:
             self._router.metrics.count_refusal(error.code, model=request.model, tier=request.tier or "")
+            self._refused(request, error, dialect)
             response = _refusal(error, dialect, request)
         except asyncio.CancelledError:
             if not request.exchange.is_gone:
@@ -148,13 +164,16 @@ class App:
             task = asyncio.current_task()
             assert task is not None
             task.uncancel()
+            self._left(request)
             return
         except Exception:  # contained to its request
             _log.exception("request.failed", path=request.path)
             if request.exchange.is_open:
                 request.exchange.abort()
                 return
-            response = _refusal(FairlaneError("The router failed to serve this request."), dialect, request)
+            failed = FairlaneError("The router failed to serve this request.")
+            self._refused(request, failed, dialect)
+            response = _refusal(failed, dialect, request)
         if response is not None and not request.exchange.is_gone:
             await send_response(send, response)
 
@@ -163,12 +182,17 @@ class App:
     async def _generate(self, request: Request) -> Response | None:
         router = self._router
         identity = self._identify(request)
+        # Strangers make no spans.
+        request.trace = router.tracing.begin(request.headers, path=request.path, arrived_us=request.arrived_us)
         if router.is_draining:
             raise draining()
         router.active += 1
         try:
             client = await self._admit(request, identity)
-            return None if client is None else await client.done
+            if client is None:
+                self._left(request)
+                return None
+            return await client.done
         finally:
             router.request_ended()
 
@@ -272,6 +296,7 @@ class App:
             predicted_tokens=slot.start.predicted_tokens,
             characters=measured.characters,
             foresight=foresight,
+            trace=request.trace,
         )
         generations: list[TextGeneration | WholeGeneration] = []
         is_watched = engine.suspects.is_watched(identity.tenant)
@@ -342,11 +367,46 @@ class App:
         if reason is not None:
             self._router.metrics.unresumable.labels(engine.name, reason).inc()
 
+    def _refused(self, request: Request, error: FairlaneError, dialect: Dialect) -> None:
+        """The end of a request that never became a call, in log and trace."""
+        status = error.status_openai if dialect.is_openai else error.status_native
+        self._ended_early(request, outcome="refused", status=status, code=error.code)
+
+    def _left(self, request: Request) -> None:
+        """Its client went away before it was queued."""
+        self._ended_early(request, outcome="cancelled", status=CLIENT_CLOSED, code=None)
+
+    def _ended_early(self, request: Request, *, outcome: str, status: int, code: str | None) -> None:
+        trace = request.trace
+        if trace is not None and trace.is_recording:
+            attributes: dict[str, Value | list[str]] = {
+                "http.response.status_code": status,
+                "fairlane.request": request.request_id,
+                "fairlane.tenant": request.tenant or "",
+            }
+            trace.end(attributes, error=code or outcome)
+        if has_request_lines():
+            request_ended(
+                {
+                    "request": request.request_id,
+                    "trace": None if trace is None else trace.trace_id,
+                    "tenant": request.tenant,
+                    "model": request.model,
+                    "tier": request.tier,
+                    "outcome": outcome,
+                    "status": status,
+                    "code": code,
+                    "duration_ms": round((asyncio.get_running_loop().time() - request.arrived_s) * 1_000, 3),
+                }
+            )
+
     def _identify(self, request: Request) -> Identity:
         directory = self._router.directory
         if directory is None:
             raise NotReady("The router has no configuration yet.", retry_after_s=2.0)
-        return directory.keys.authenticate(request.headers, now_us=request.arrived_us)
+        identity = directory.keys.authenticate(request.headers, now_us=request.arrived_us)
+        request.tenant = identity.tenant
+        return identity
 
     def _engine(self, model: str | None, identity: Identity) -> PoolEngine:
         directory = self._router.directory

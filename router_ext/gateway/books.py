@@ -8,6 +8,7 @@ from collections.abc import Container
 from router_ext.core.scheduler import Scheduler
 from router_ext.errors import FairlaneError
 from router_ext.gateway.call import MAX_EXPLANATION, Call
+from router_ext.gateway.ends import tell_end
 from router_ext.gateway.explained import Explanations
 from router_ext.gateway.foresight import Predictions
 from router_ext.obs.metrics import Metrics, TierMetrics
@@ -50,6 +51,7 @@ class Books:
         self._ledger.discard(call.slot)
         self._metrics.count_refusal(error.code, model=self.name, tier=call.tier)
         self._observer(call.tier).ended("refused", error.code)
+        tell_end(call, model=self.name, outcome="refused", code=error.code, now=self._loop.time())
 
     def ended(self, call: Call, *, outcome: str, code: str | None) -> None:
         """Write the one usage event of a call, and its metrics."""
@@ -79,6 +81,7 @@ class Books:
         sums[0] += call.prompt_tokens if call.first_token_s is not None else 0
         sums[1] += call.output_tokens
         self._observe(call, outcome, code, now)
+        tell_end(call, model=self.name, outcome=outcome, code=code, now=now)
 
     def _is_explained(self, call: Call, outcome: str, now: float) -> bool:
         """Whether it waited or ended badly; of the many that did neither nothing is told, to keep the books narrow."""

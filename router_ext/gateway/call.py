@@ -22,6 +22,7 @@ from router_ext.gateway.encoders import Encoder
 from router_ext.gateway.generation import GenerationRequest, ResumeClass, worst_class
 from router_ext.gateway.refusals import error_response
 from router_ext.gateway.streams import Client, Response
+from router_ext.obs.tracing import Trace
 from router_ext.sync.inflight import (
     FIRST_DISPATCH_US,
     FIRST_TOKEN_US,
@@ -40,6 +41,9 @@ from router_ext.wire.headers import Timings
 if TYPE_CHECKING:
     from router_ext.gateway.engine import PoolEngine
     from router_ext.gateway.foresight import Foresight
+
+CLIENT_CLOSED = 499
+"""Status in log and trace of a request whose client went away before its answer was complete."""
 
 MAX_EXPLANATION = 16
 """Reasons kept per request; the first ones tell why it waited."""
@@ -75,10 +79,11 @@ class Call:
         arrived_s: instant on the loop's clock. validated_s: when it was measured and ready to be queued.
         dispatched_s, upstream_s (first answer of a backend), first_token_s, last_token_s: likewise, None before.
         characters: of all prompts, a chat's after templating.
-        foresight: what was predicted of it.
+        foresight: what was predicted of it. trace: its place in a trace, if it has one.
         write_failure: an error inside the stream, in its dialect; set before its first byte.
         attempts: dispatches after a failure, and the first; continuations of slices are none.
         output_tokens: tokens handed to the client's connection. prompt_tokens: of all prompts.
+        status: of the answer, known when the call ends.
         resume_class: of its least faithful generation, set when it ends, however it ends.
     """
 
@@ -111,7 +116,9 @@ class Call:
         "resumed_prompt_tokens",
         "segments",
         "slot",
+        "status",
         "tier",
+        "trace",
         "upstream_s",
         "validated_s",
         "write_failure",
@@ -132,6 +139,7 @@ class Call:
         predicted_tokens: int | None,
         characters: int,
         foresight: Foresight,
+        trace: Trace | None = None,
     ) -> None:
         self._engine = engine
         self._words = slot.words
@@ -156,6 +164,7 @@ class Call:
         self.predicted_tokens = predicted_tokens
         self.characters = characters
         self.foresight = foresight
+        self.trace = trace
         self.recomputed_tokens = 0
         self.resumed_prompt_tokens = 0
         self.segments = 0
@@ -164,6 +173,7 @@ class Call:
         self.backends: list[str] = []
         self.explanation: list[str] = []
         self.finish_reason: str | None = None
+        self.status = 200
         self.resume_class: ResumeClass | None = None
 
     @property
@@ -191,6 +201,8 @@ class Call:
         self.client.on_gone = self.client_gone
         self.client.on_pause = self._paused
         self.client.on_resume = self._resumed
+        if self.trace is not None:
+            self.trace.event("enqueued")
 
     # --- progress ---------------------------------------------------------------------------------------------------
 
@@ -211,6 +223,9 @@ class Call:
             self.backends.append(backend)
         if reason and len(self.explanation) < MAX_EXPLANATION:
             self.explanation.append(reason)
+        if self.trace is not None:
+            # A slice or try after the first goes on where the one before stopped.
+            self.trace.event("dispatched" if self.segments == 1 else "resumed", {"fairlane.backend": backend})
 
     def shown(self, count: int) -> None:
         """``count`` tokens are about to be handed to the client: the books come first."""
@@ -218,6 +233,8 @@ class Call:
             self.first_token_s = self._engine.loop.time()
             self._words[FIRST_TOKEN_US] = _now_us()
             self._words[PROMPT_TOKENS] = self.prompt_tokens
+            if self.trace is not None:
+                self.trace.event("first_token")
         self.output_tokens += count
         self._words[OUTPUT_TOKENS] = self.output_tokens
 
@@ -230,6 +247,8 @@ class Call:
         """A running slice was cut for others; the scheduler knows for whom."""
         self.preemptions += 1
         self._words[PREEMPTIONS] = self.preemptions
+        if self.trace is not None:
+            self.trace.event("preempted")
 
     def held(self, kv_tokens: int, seconds: float) -> None:
         """A slice has held ``kv_tokens`` of KV for ``seconds``."""
@@ -288,6 +307,7 @@ class Call:
         if self._is_ended:
             return
         self._stop_generations()
+        self.status = self._status(error)
         self._end(outcome, error.code)
         client = self.client
         if client.has_begun:
@@ -303,8 +323,14 @@ class Call:
             return
         self._is_ended = True
         self._stop_generations()
+        self.status = self._status(error)
         self._engine.call_refused(self, error)
         self.client.answer(self._refusal(error))
+
+    def _status(self, error: FairlaneError) -> int:
+        if self.client.has_begun:
+            return 200
+        return error.status_openai if self.request.dialect.is_openai else error.status_native
 
     def _refusal(self, error: FairlaneError) -> Response:
         extra = self._engine.answer_headers(self)
@@ -316,6 +342,7 @@ class Call:
         if self._is_ended:
             return
         self._stop_generations()
+        self.status = CLIENT_CLOSED
         self._end("cancelled", "client_stalled" if self.client.is_stalled else None)
 
     def _stop_generations(self) -> None:

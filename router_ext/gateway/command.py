@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     admin = None
     if settings.admin_port is not None:
         admin = listen(settings, host=settings.admin_host, port=settings.admin_port)
-    logs.configure(level=settings.log_level, router=settings.id)
+    logs.configure(level=settings.log_level, router=settings.id, has_requests=settings.request_log)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(settings, listener, admin))
     return 0

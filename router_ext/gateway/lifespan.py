@@ -30,8 +30,9 @@ from router_ext.gateway.model import Member
 from router_ext.guard.service import Guard
 from router_ext.obs.logs import get_logger
 from router_ext.obs.metrics import BackendReading, Metrics, PoolReading, Readings, TenantReading
+from router_ext.obs.tracing import PassedOn, Tracing
 from router_ext.predict.baseline import KIND, Baseline
-from router_ext.settings import RouterSettings, load_backend_key
+from router_ext.settings import RouterSettings, load_backend_key, variable_of
 from router_ext.sync.artifacts import ArtifactStore
 from router_ext.sync.counters import CountersFile
 from router_ext.sync.ledger import Ledger, now_us
@@ -91,6 +92,7 @@ class Router:
         self._artifacts = ArtifactStore(settings.dir / "artifacts")
         self._guard = Guard()
         self.guarding = Guarding(self._guard, self.metrics)
+        self.tracing = make_tracing(settings)
         self.predictions = Predictions(settings, self.metrics, self.engines, on_changed=self._report)
 
     # --- life -------------------------------------------------------------------------------------------------------
@@ -128,6 +130,7 @@ class Router:
                 await self._link.close()
         finally:
             self._counters.write(self._save_counters(), is_last=True)
+            await self.tracing.close()
             self.ledger.close()
             self.executor.shutdown(wait=False, cancel_futures=True)
 
@@ -449,6 +452,21 @@ class Router:
                     )
                 )
         return now
+
+
+def make_tracing(settings: RouterSettings) -> Tracing:
+    """Spans if the settings ask for them; the context of clients is handed on in any case.
+
+    Raises:
+        SettingsError: the extra is not installed.
+    """
+    if not settings.has_tracing:
+        return PassedOn()
+    try:
+        from router_ext.obs.otel import Recording
+    except ModuleNotFoundError as error:
+        raise SettingsError(f"{variable_of('otlp_endpoint')} is set, which needs fairlane[tracing]: {error}") from None
+    return Recording(router=settings.id, endpoint=settings.traces_endpoint)
 
 
 def draining() -> NoBackend:

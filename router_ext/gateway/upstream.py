@@ -157,7 +157,9 @@ class UpstreamGeneration:
             is_after_preemption=opening.is_after_preemption,
             reason=action.reason,
         )
-        self._handle = member.client.open_stream(opening.path, opening.body, self)
+        trace = self.call.trace
+        headers = b"" if trace is None else trace.upstream_headers
+        self._handle = member.client.open_stream(opening.path, opening.body, self, headers)
         if self.call.client.is_paused:
             self._handle.pause_reading()
 

@@ -269,7 +269,7 @@ def router_command() -> list[str]:
 def router_environment(
     settings: StackSettings, folders: Folders, environ: Mapping[str, str], *, listen_fd: int
 ) -> dict[str, str]:
-    passed = {name: value for name, value in environ.items() if name.startswith("FAIRLANE_BACKEND_KEY_")}
+    passed = {name: value for name, value in environ.items() if name.startswith(("FAIRLANE_BACKEND_KEY_", "OTEL_"))}
     return (
         base_environment(environ)
         | passed

@@ -135,12 +135,13 @@ class Peer:
 
 
 @contextlib.asynccontextmanager
-async def running(tmp_path: Path, world: World | None = None) -> AsyncIterator[World]:
+async def running(tmp_path: Path, world: World | None = None, **fields: Any) -> AsyncIterator[World]:
+    """A router for the time of the block; ``fields``: of ``RouterSettings``."""
     made = world or World()
     path = tmp_path / "snapshot.json"
     write_snapshot(path, made.setup.snapshot())
     settings = RouterSettings(
-        key_pepper=made.setup.pepper.hex(), dir=tmp_path / "state", snapshot_file=path, controlplane_url=""
+        key_pepper=made.setup.pepper.hex(), dir=tmp_path / "state", snapshot_file=path, controlplane_url="", **fields
     )
     router = Router(settings)
     router._make_client = made.make_client  # type: ignore[method-assign]
