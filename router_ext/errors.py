@@ -10,6 +10,7 @@ FairlaneError
 |   |-- HazardousRequest      backends fell under it
 |   `-- GrammarRefused        a grammar that cannot be compiled, or only at everybody's cost
 |-- LimitExceeded             429, with a computed retry hint
+|   `-- QuotaExceeded         429, and no retry will help before the day or month is over
 |-- QueueRefused              429, capacity exists but you lost
 |-- StoppedByOperator         403, an operator has ended it
 |-- GuardUnavailable          503, a grammar could not be judged now
@@ -36,6 +37,7 @@ class FairlaneError(Exception):
         openai_type, code: fields of OpenAI's error body. native_type: TGI's ``error_type``.
         param: the offending parameter, if one can be named.
         retry_after_s: hint for ``Retry-After`` (1 to 120 s), None for no header.
+        may_retry: False: clients are told not to send it again by themselves.
     """
 
     status_openai = 500
@@ -43,6 +45,7 @@ class FairlaneError(Exception):
     openai_type = "server_error"
     code = "internal_error"
     native_type = "generation"
+    may_retry = True
 
     def __init__(
         self, message: str, *, code: str | None = None, param: str | None = None, retry_after_s: float | None = None
@@ -117,6 +120,14 @@ class LimitExceeded(FairlaneError):
     openai_type = "rate_limit_error"
     code = "rate_limit_exceeded"
     native_type = "overloaded"
+
+
+class QuotaExceeded(LimitExceeded):
+    """The tokens of the day or the month are used up."""
+
+    openai_type = "insufficient_quota"
+    code = "insufficient_quota"
+    may_retry = False
 
 
 class QueueRefused(LimitExceeded):

@@ -45,7 +45,7 @@ class RouterSettings(BaseSettings):
     """
 
     model_config = SettingsConfigDict(frozen=True, extra="forbid")
-    secret_fields: ClassVar[frozenset[str]] = frozenset({"token", "key_pepper", "admin_token"})
+    secret_fields: ClassVar[frozenset[str]] = frozenset({"token", "key_pepper", "admin_token", "redis_url"})
 
     host: str = "127.0.0.1"
     port: int = Field(default=8080, ge=0, le=65_535)
@@ -103,6 +103,12 @@ class RouterSettings(BaseSettings):
     prediction_limit_s: float = Field(
         default=0.005, gt=0, le=0.1, description="a request waits no longer for its prediction, counted from its body"
     )
+    redis_url: SecretStr | None = Field(
+        default=None, description="Valkey in which routers share their counters per minute; unset: each has its share"
+    )
+    redis_timeout_s: float = Field(
+        default=0.005, gt=0, le=0.1, description="a request waits no longer for it, and is judged by the share then"
+    )
     collect_features: bool = Field(default=True, description="book hashed features of prompts, never text, to train on")
     log_level: str = Field(default="info", pattern=r"^(debug|info|warning|error)$")
     request_log: bool = Field(default=True, description="one line per ended request, at level info")
@@ -114,6 +120,13 @@ class RouterSettings(BaseSettings):
     @classmethod
     def _check_pepper(cls, value: SecretStr) -> SecretStr:
         parse_peppers(value.get_secret_value())
+        return value
+
+    @field_validator("redis_url")
+    @classmethod
+    def _check_redis(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and not re.match(r"(rediss?|unix)://[^\s]+", value.get_secret_value()):
+            raise ValueError("must be a redis://, rediss:// or unix:// address")
         return value
 
     @field_validator("controlplane_url")

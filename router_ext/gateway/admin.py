@@ -72,6 +72,13 @@ def _state(router: Router) -> dict[str, Any]:
         "is_ready": router.is_ready,
         "reason": None if router.is_ready else router.why_not_ready(),
         "core": compiled.running(),
+        "limits": {
+            "reservations": router.limits.count,
+            "reserved_tokens": router.limits.tokens,
+            "minutes": _minutes(router),
+            "totals_age_s": router.totals_age_s,
+            "totals": "none yet: only what this router has served counts" if router.totals_age_s is None else "known",
+        },
         "applied_revision": router.directory.revision if router.directory else 0,
         "backends": {
             engine.name: {
@@ -81,6 +88,13 @@ def _state(router: Router) -> dict[str, Any]:
             for engine in router.engines.values()
         },
     }
+
+
+def _minutes(router: Router) -> str:
+    shared = router.limits.shared
+    if shared is None:
+        return "of this router: no Valkey is configured"
+    return "shared" if shared.is_up else f"of this router by its share: {shared.last_error or 'the store is late'}"
 
 
 def _json(status: int, value: Any) -> Response:

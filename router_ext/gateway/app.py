@@ -41,7 +41,7 @@ from router_ext.obs.metrics import CONTENT_TYPE
 from router_ext.obs.tracing import Trace, Value
 from router_ext.sync.inflight import InflightSlot, RequestStart
 from router_ext.sync.ledger import new_event_id, now_us
-from router_ext.wire.headers import JSON
+from router_ext.wire.headers import JSON, Headers
 from router_ext.wire.tgi import decode_error, encode_tokenize
 
 Handler = Callable[["Request"], Awaitable[Response | None]]
@@ -61,6 +61,7 @@ class Request:
         "arrived_us",
         "exchange",
         "headers",
+        "limit_headers",
         "model",
         "path",
         "receive",
@@ -77,6 +78,7 @@ class Request:
         self.receive = receive
         self.arrived_s = asyncio.get_running_loop().time()
         self.arrived_us = now_us()
+        self.limit_headers: Callable[[], Headers] = list
         self.request_id = _request_id(self.header(b"x-request-id"))
         self.tier: TierName | None = None
         self.model = ""
@@ -184,6 +186,7 @@ class App:
         identity = self._identify(request)
         # Strangers make no spans.
         request.trace = router.tracing.begin(request.headers, path=request.path, arrived_us=request.arrived_us)
+        request.limit_headers = partial(router.limits.headers, identity)
         if router.is_draining:
             raise draining()
         router.active += 1
@@ -205,7 +208,8 @@ class App:
         body = read_body(request.path, request.header(b"content-type"), raw, max_bytes=router.settings.body_limit_bytes)
         engine = self._engine(body.model, identity)
         request.model = engine.name
-        tier = request.tier = identity.tier(request.header(TIER_HEADER))
+        tier, demotion = router.limits.tier(identity, identity.tier(request.header(TIER_HEADER)), request.arrived_us)
+        request.tier = tier
         agent = declared_agent(
             identity.tenant,
             request.header(AGENT_HEADER) or request.header(INTERACTION_HEADER),
@@ -219,11 +223,28 @@ class App:
             foresight = router.predictions.ask(engine, identity, generation)
             measured = await measure(engine, identity.tenant, generation, limits)
             await foresight.settled()
-        if request.exchange.is_gone:
-            return None
-        if router.engines.get(engine.record.pool) is not engine:
-            raise NoBackend("This model is not served any more.", code="model_removed")
-        return self._begin(request, engine, identity, tier, agent, judged, measured, limits, foresight)
+            event = new_event_id(request.arrived_us)
+            counting = router.limits.admit(
+                identity,
+                event,
+                _predicted_cost(measured, foresight),
+                request.arrived_us,
+                partial(engine.scheduler.drain_estimate, identity.tenant),
+            )
+            if counting is not None:
+                await counting
+        try:
+            if request.exchange.is_gone:
+                router.limits.end(event, None)
+                return None
+            if router.engines.get(engine.record.pool) is not engine:
+                raise NoBackend("This model is not served any more.", code="model_removed")
+            return self._begin(
+                request, engine, identity, tier, agent, judged, measured, limits, foresight, event, demotion
+            )
+        except BaseException:
+            router.limits.end(event, None)
+            raise
 
     def _begin(
         self,
@@ -236,10 +257,11 @@ class App:
         measured: Measured,
         limits: ModelLimits,
         foresight: Foresight,
+        event: str,
+        demotion: str | None,
     ) -> Client:
         """Open the books and hand the request to the engine. Everything from here on is callbacks."""
         router = self._router
-        event = new_event_id(request.arrived_us)
         caps = [prompt.lengths.max_new_tokens for prompt in measured.prompts]
         slot = router.ledger.begin(
             RequestStart(
@@ -260,7 +282,9 @@ class App:
             )
         )
         try:
-            return self._submit(request, engine, identity, tier, agent, judged, measured, limits, slot, foresight)
+            return self._submit(
+                request, engine, identity, tier, agent, judged, measured, limits, slot, foresight, demotion
+            )
         except BaseException:
             # Nothing of it was queued: it is not in the books.
             if slot.is_open:
@@ -279,6 +303,7 @@ class App:
         limits: ModelLimits,
         slot: InflightSlot,
         foresight: Foresight,
+        demotion: str | None,
     ) -> Client:
         event = slot.start.event
         generation = judged.generation
@@ -297,6 +322,8 @@ class App:
             characters=measured.characters,
             foresight=foresight,
             trace=request.trace,
+            limit_headers=request.limit_headers,
+            demotion=demotion,
         )
         generations: list[TextGeneration | WholeGeneration] = []
         is_watched = engine.suspects.is_watched(identity.tenant)
@@ -533,11 +560,21 @@ def _request_id(given: str | None) -> str:
 
 
 def _refusal(error: FairlaneError, dialect: Dialect, request: Request) -> Response:
-    extra = [(b"x-request-id", request.request_id.encode())]
+    extra = [(b"x-request-id", request.request_id.encode()), *request.limit_headers()]
     if request.tier is not None:
         extra.append((b"x-fairlane-tier", request.tier.encode("latin-1", "replace")))
     status, headers, body = error_response(error, dialect, extra=extra)
     return Response(status=status, headers=headers, body=body)
+
+
+def _predicted_cost(measured: Measured, foresight: Foresight) -> int:
+    """Prompt tokens and those its answers will probably have, which their caps bound."""
+    cost = 0
+    for prompt, foreseen in zip(measured.prompts, foresight.answers, strict=True):
+        lengths = prompt.lengths
+        predicted = foreseen.fallback.median if foreseen.quantiles is None else foreseen.quantiles[3]
+        cost += lengths.prompt_tokens + min(predicted, lengths.max_new_tokens)
+    return cost
 
 
 def _wrong_method(methods: Iterable[str], dialect: Dialect) -> Response:

@@ -19,6 +19,10 @@ EXPLAINED_S = 1.0
 """A wait from here on is explained in the books."""
 
 
+SOFT_QUOTA = "soft_quota"
+"""Cause of a tier that is lower than the one asked for."""
+
+
 class Books:
     """Writes what became of the calls of one pool.
 
@@ -62,6 +66,8 @@ class Books:
         if self._is_explained(call, outcome, now):
             reasons = self.explanations.reasons(event)
             timeline = self.explanations.whole_timeline(call, outcome, now)
+        if call.demotion is not None:
+            reasons.append(ReasonRecord(cause=SOFT_QUOTA, text=call.demotion))
         self.explanations.ended(call, outcome=outcome, code=code, now=now)
         self._ledger.finish(
             call.slot,

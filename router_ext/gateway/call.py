@@ -36,7 +36,7 @@ from router_ext.sync.inflight import (
     SEGMENTS,
     InflightSlot,
 )
-from router_ext.wire.headers import Timings
+from router_ext.wire.headers import Headers, Timings
 
 if TYPE_CHECKING:
     from router_ext.gateway.engine import PoolEngine
@@ -80,6 +80,8 @@ class Call:
         dispatched_s, upstream_s (first answer of a backend), first_token_s, last_token_s: likewise, None before.
         characters: of all prompts, a chat's after templating.
         foresight: what was predicted of it. trace: its place in a trace, if it has one.
+        limit_headers: what an answer says of the tenant's and key's limits, as of now. demotion: why its tier is not
+            the one it would have had, None if it is.
         write_failure: an error inside the stream, in its dialect; set before its first byte.
         attempts: dispatches after a failure, and the first; continuations of slices are none.
         output_tokens: tokens handed to the client's connection. prompt_tokens: of all prompts.
@@ -98,6 +100,7 @@ class Call:
         "backends",
         "characters",
         "client",
+        "demotion",
         "dispatched_s",
         "encoder",
         "explanation",
@@ -106,6 +109,7 @@ class Call:
         "foresight",
         "identity",
         "last_token_s",
+        "limit_headers",
         "output_tokens",
         "predicted_tokens",
         "preemptions",
@@ -139,6 +143,8 @@ class Call:
         predicted_tokens: int | None,
         characters: int,
         foresight: Foresight,
+        limit_headers: Callable[[], Headers],
+        demotion: str | None,
         trace: Trace | None = None,
     ) -> None:
         self._engine = engine
@@ -165,6 +171,8 @@ class Call:
         self.characters = characters
         self.foresight = foresight
         self.trace = trace
+        self.limit_headers = limit_headers
+        self.demotion = demotion
         self.recomputed_tokens = 0
         self.resumed_prompt_tokens = 0
         self.segments = 0

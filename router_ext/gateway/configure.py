@@ -25,7 +25,7 @@ from router_ext.errors import ModelNotFound, SettingsError, SnapshotRefused
 from router_ext.gateway.auth import Identity, KeyRing
 from router_ext.settings import load_backend_key
 from router_ext.sync.snapshot_file import let_go
-from router_ext.wire.controlplane import BackendRecord, ConfigSnapshot, PoolRecord, TenantRecord
+from router_ext.wire.controlplane import BackendRecord, ConfigSnapshot, LimitsRecord, PoolRecord, TenantRecord
 from router_ext.wire.tgi import Info
 
 STOPPED = "stopped"
@@ -33,6 +33,8 @@ STOPPED = "stopped"
 
 DEFAULT_MODELS = frozenset({"", "tgi", "dummy"})
 """What clients send when they mean "whatever runs here" (``dummy`` is huggingface_hub's)."""
+
+_NO_LIMITS = LimitsRecord()
 
 _UNKNOWN_LIMIT = 4_096
 """Stands in for ``/info``'s limits while a configuration is checked before its backends were asked."""
@@ -75,7 +77,8 @@ class Roster:
 
 
 class Directory:
-    """One applied snapshot: keys, pools by name, revision. Immutable. ``before``: the one it follows.
+    """One applied snapshot: keys, pools by name, revision, limits of tenants and keys that have some. Immutable.
+    ``before``: the one it follows.
 
     Made in a worker thread: ten thousands of keys take a while, and the loop goes on serving.
 
@@ -89,6 +92,11 @@ class Directory:
         self.snapshot = snapshot
         self.revision = snapshot.revision
         self.pools = {record.pool: record for record in snapshot.pools}
+        self.limits: dict[str, LimitsRecord] = {
+            **{each.tenant: each.limits for each in snapshot.tenants if each.limits != _NO_LIMITS},
+            **{each.key: each.limits for each in snapshot.keys if each.limits != _NO_LIMITS},
+        }
+        self.ranks = {TierName(tier.name): tier.rank for tier in snapshot.tiers}
         self._by_name: dict[str, PoolRecord] = {}
         for record in snapshot.pools:
             for name in (record.name, *record.aliases):

@@ -512,6 +512,7 @@ class PoolEngine:
             headers.append((b"x-fairlane-queue-time", b"%d" % waited))
             headers.append((b"x-fairlane-overhead", b"%.3f" % (call.overhead_s * 1_000)))
             headers.append((b"x-fairlane-attempts", b"%d" % call.attempts))
+        headers += call.limit_headers()
         return headers
 
     def call_refused(self, call: Call, error: FairlaneError) -> None:

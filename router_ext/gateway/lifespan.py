@@ -26,6 +26,7 @@ from router_ext.gateway.configure import Directory
 from router_ext.gateway.engine import PoolEngine
 from router_ext.gateway.foresight import Predictions
 from router_ext.gateway.guarding import Guarding
+from router_ext.gateway.limits import SWEEP_S, Limiter
 from router_ext.gateway.model import Member
 from router_ext.guard.service import Guard
 from router_ext.obs.logs import get_logger
@@ -37,6 +38,7 @@ from router_ext.sync.artifacts import ArtifactStore
 from router_ext.sync.counters import CountersFile
 from router_ext.sync.ledger import Ledger, now_us
 from router_ext.sync.link import ControlPlaneLink
+from router_ext.sync.quota import QuotaBook
 from router_ext.sync.snapshot_file import decode_snapshot
 from router_ext.wire.controlplane import (
     ArtifactRecord,
@@ -93,6 +95,8 @@ class Router:
         self._guard = Guard()
         self.guarding = Guarding(self._guard, self.metrics)
         self.tracing = make_tracing(settings)
+        self.quotas = QuotaBook()
+        self.limits = Limiter(self.quotas, clock=self.loop.time, lifetime_s=settings.request_limit_s)
         self.predictions = Predictions(settings, self.metrics, self.engines, on_changed=self._report)
 
     # --- life -------------------------------------------------------------------------------------------------------
@@ -106,6 +110,8 @@ class Router:
         """
         settings = self.settings
         self.ledger = Ledger.open(settings.dir, now_us=now_us())
+        self.quotas.load(self.ledger.unsent())
+        self.ledger.on_end = self.limits.end
         self._counters = CountersFile(settings.dir / "counters.json")
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -115,6 +121,8 @@ class Router:
                     tasks.create_task(self._counters.run(self._save_counters)),
                     tasks.create_task(self._predict()),
                     tasks.create_task(self._guard.run()),
+                    tasks.create_task(self._sweep_limits()),
+                    *self._share_minutes(tasks),
                 ]
                 try:
                     yield self
@@ -144,6 +152,23 @@ class Router:
             await self._listening.wait()
             await self.predictions.client.run()
 
+    def _share_minutes(self, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+        settings = self.settings
+        if settings.redis_url is None:
+            return []
+        from router_ext.sync.minutes import SharedMinutes  # redis-py is imported by those alone who use it
+
+        shared = self.limits.shared = SharedMinutes(
+            settings.redis_url.get_secret_value(), limit_s=settings.redis_timeout_s, windows=self.limits.windows
+        )
+        return [tasks.create_task(shared.run())]
+
+    async def _sweep_limits(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            if lapsed := self.limits.sweep():
+                _log.error("limits.lapsed", reservations=lapsed)
+
     def _report(self) -> None:
         """Tell the control plane soon."""
         if self._link is not None:
@@ -166,6 +191,7 @@ class Router:
             on_artifact=self.load_artifact,
             on_artifact_refused=self.refuse_artifact,
             build_heartbeat=self.heartbeat,
+            quotas=self.quotas,
         )
         await self._link.start()
         return self._link.run()
@@ -282,6 +308,9 @@ class Router:
         for pool, engine in self.engines.items():
             model = directory.pools[pool].length_model
             self.predictions.want(engine, None if model is None else model.digest)
+        has_new_quotas = self.limits.apply(directory.limits, directory.ranks)
+        if has_new_quotas and self._link is not None and self._link.totals is not None:
+            self._link.totals.notify(is_whole=True)
         self.directory = directory
         self._applied_at_us = now_us()
         if before is not None:
@@ -353,6 +382,11 @@ class Router:
         """Has a configuration and a usable backend, and is not draining."""
         return not self.is_draining and any(engine.backends.up for engine in self.engines.values())
 
+    @property
+    def totals_age_s(self) -> float | None:
+        """How long ago the control plane told what is used of quotas; None: never, only this router's use is known."""
+        return None if self._link is None or self._link.totals is None else self._link.totals.age_s
+
     def why_not_ready(self) -> str:
         """One sentence for the operator."""
         if self.is_draining:
@@ -390,6 +424,10 @@ class Router:
             ledger_lag_s=self.ledger.lag_s(now_us()) if self._link is not None else None,
             applied_revision=self.directory.revision if self.directory else 0,
             is_draining=self.is_draining,
+            reservations=self.limits.count,
+            reserved_tokens=self.limits.tokens,
+            is_minute_store_up=None if self.limits.shared is None else self.limits.shared.is_up,
+            totals_age_s=self.totals_age_s,
         )
         for engine in self.engines.values():
             stats = engine.stats()

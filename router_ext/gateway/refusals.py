@@ -44,9 +44,9 @@ def error_response(
     retry_after_s = error.retry_after_s
     if retry_after_s is None and status in (429, 503):
         retry_after_s = DEFAULT_RETRY_AFTER_S
-    if error.code == "insufficient_quota":
+    if not error.may_retry:
         headers.append((b"x-should-retry", b"false"))
-    elif retry_after_s is not None:
+    if retry_after_s is not None:
         headers += retry_headers(retry_after_s)
     headers.extend(extra)
     return status, headers, error_payload(error, dialect)

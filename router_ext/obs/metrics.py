@@ -141,6 +141,13 @@ class Readings:
     """Events the control plane would not take; anything but 0 is an alarm."""
     ledger_lag_s: float | None = None
     """Age of the oldest usage event that was not acknowledged, 0 if all were; None without a control plane."""
+    reservations: int = 0
+    reserved_tokens: int = 0
+    """Requests that count against limits and have not ended; tokens reserved for them."""
+    is_minute_store_up: bool | None = None
+    """Whether requests are counted over all routers; None: no Valkey is configured."""
+    totals_age_s: float | None = None
+    """Since the control plane told what is used of quotas; None: it has not."""
     applied_revision: int = 0
     is_draining: bool = False
 
@@ -221,10 +228,28 @@ class _Snapshotted(Collector):
             yield GaugeMetricFamily(
                 "fairlane_ledger_lag_seconds", "Age of the oldest usage event not acknowledged.", now.ledger_lag_s
             )
+        yield from _limit_metrics(now)
         yield GaugeMetricFamily("fairlane_applied_revision", "Configuration in force.", now.applied_revision)
         yield GaugeMetricFamily("fairlane_draining", "1 while the router ends its streams.", float(now.is_draining))
         if self._has_tenants:
             yield from _tenant_metrics(now.tenants)
+
+
+def _limit_metrics(now: Readings) -> Iterable[Metric]:
+    yield GaugeMetricFamily(
+        "fairlane_limit_reservations", "Requests that count against limits and have not ended.", now.reservations
+    )
+    yield GaugeMetricFamily("fairlane_limit_reserved_tokens", "Tokens reserved for them.", now.reserved_tokens)
+    if now.is_minute_store_up is not None:
+        yield GaugeMetricFamily(
+            "fairlane_limit_store_up",
+            "1 while limits per minute are counted over all routers, 0: each by its share.",
+            float(now.is_minute_store_up),
+        )
+    if now.totals_age_s is not None:
+        yield GaugeMetricFamily(
+            "fairlane_limit_totals_age_seconds", "Since it was learnt what is used of quotas.", now.totals_age_s
+        )
 
 
 def _pool_metrics(readings: list[PoolReading]) -> Iterable[Metric]:

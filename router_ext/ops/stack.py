@@ -267,7 +267,7 @@ def router_command() -> list[str]:
 
 
 def router_environment(
-    settings: StackSettings, folders: Folders, environ: Mapping[str, str], *, listen_fd: int
+    settings: StackSettings, folders: Folders, environ: Mapping[str, str], *, listen_fd: int, redis_url: str
 ) -> dict[str, str]:
     passed = {name: value for name, value in environ.items() if name.startswith(("FAIRLANE_BACKEND_KEY_", "OTEL_"))}
     return (
@@ -279,6 +279,7 @@ def router_environment(
             "FAIRLANE_ROUTER_LISTEN_FD": str(listen_fd),
             "FAIRLANE_ROUTER_DIR": str(folders.root / "router"),
             "FAIRLANE_ROUTER_DRAIN_LIMIT_S": str(_DRAIN_S),
+            "FAIRLANE_ROUTER_REDIS_URL": redis_url,
             "FAIRLANE_ROUTER_TOKEN_FILE": str(folders.secret("router_token")),
             "FAIRLANE_CONTROLPLANE_URL": settings.console_url,
             "FAIRLANE_KEY_PEPPER_FILE": str(folders.secret("key_pepper")),

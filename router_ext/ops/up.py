@@ -122,7 +122,9 @@ class Up:
         if model is not None:
             with self._step(f"model server on {settings.model_url}"):
                 model.wait_ready()
-        environment = stack.router_environment(settings, folders, self.environ, listen_fd=listener.fileno())
+        environment = stack.router_environment(
+            settings, folders, self.environ, listen_fd=listener.fileno(), redis_url=django["REDIS_URL"]
+        )
         router = self._service("router", stack.router_command(), environment)
         router.pass_fds = (listener.fileno(),)
         router.ready = _answers(f"{settings.router_url}/health")

@@ -17,6 +17,7 @@ import re
 import secrets
 import time
 from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -68,11 +69,14 @@ class Ledger:
     Attributes:
         recovered: what ``open`` booked for requests that a killed predecessor left.
         n_finished: events booked since open (recovered ones apart).
+        on_end: told of every slot that ends, in the turn in which it does: its event id, and the event that was
+            booked or None if it was discarded.
     """
 
     def __init__(self, *, lock: FolderLock, table: InflightTable, spool: Spool, max_overflow_events: int) -> None:
         self.recovered: list[UsageEvent] = []
         self.n_finished = 0
+        self.on_end: Callable[[str, UsageEvent | None], None] | None = None
         self._lock = lock
         self._table = table
         self._spool = spool
@@ -182,11 +186,15 @@ class Ledger:
         )
         self._book(slot, event)
         self.n_finished += 1
+        if self.on_end is not None:
+            self.on_end(event.event, event)
         return event
 
     def discard(self, slot: InflightSlot) -> None:
         """Free the slot of a request that used no backend: it is not in the books."""
         self._table.end(slot)
+        if self.on_end is not None:
+            self.on_end(slot.start.event, None)
 
     def _book(self, slot: InflightSlot, event: UsageEvent) -> None:
         payload = self._encode(event)
@@ -267,6 +275,14 @@ class Ledger:
     def read_batch(self, *, max_events: int = 256) -> SpoolBatch | None:
         """The oldest ended requests as bytes, None if there are none; the same ones until ``ack``."""
         return self._spool.read_batch(max_events=max_events)
+
+    def unsent(self) -> Iterator[bytes]:
+        """Every event on disk or waiting for room there, oldest first: before the first ``ack`` none is acknowledged.
+
+        Cost: reads the whole spool.
+        """
+        yield from self._spool.payloads()
+        yield from [payload for _, payload in self._overflow]
 
     def ack(self, batch: SpoolBatch) -> None:
         """The control plane has this batch for good."""

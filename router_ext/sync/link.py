@@ -9,7 +9,9 @@ from pathlib import Path
 from router_ext.sync.config_client import Apply, ConfigClient, OnArtifact, OnArtifactRefused
 from router_ext.sync.heartbeat import HeartbeatClient
 from router_ext.sync.ledger import Ledger
+from router_ext.sync.quota import QuotaBook
 from router_ext.sync.session import ControlPlaneSession
+from router_ext.sync.totals import TotalsClient
 from router_ext.sync.usage_client import UsageClient
 from router_ext.wire.controlplane import Heartbeat
 
@@ -18,7 +20,8 @@ class ControlPlaneLink:
     """Builds the clients, runs them together. Create it inside the running loop.
 
     Attributes:
-        config, usage, heartbeat: the clients, for their state and counters.
+        config, usage, heartbeat, totals: the clients, for their state and counters. totals: None unless ``quotas``
+            are given, which they and the acknowledgments of usage keep up to date.
     """
 
     def __init__(
@@ -33,11 +36,22 @@ class ControlPlaneLink:
         build_heartbeat: Callable[[], Heartbeat],
         on_artifact: OnArtifact | None = None,
         on_artifact_refused: OnArtifactRefused | None = None,
+        quotas: QuotaBook | None = None,
     ) -> None:
         self._session = ControlPlaneSession(url, token)
         self._ledger = ledger
         self.heartbeat = HeartbeatClient(self._session, build_heartbeat)
-        self.usage = UsageClient(self._session, ledger, router=router)
+        # An event is booked either before totals are asked for or after they were taken.
+        turn = asyncio.Lock()
+        self.totals = None if quotas is None else TotalsClient(self._session, quotas.apply, turn=turn)
+        self.usage = UsageClient(
+            self._session,
+            ledger,
+            router=router,
+            on_acked=None if quotas is None else quotas.acked,
+            on_known=None if self.totals is None else self.totals.notify,
+            turn=turn,
+        )
         self.config = ConfigClient(
             self._session,
             directory,
@@ -58,6 +72,8 @@ class ControlPlaneLink:
             tasks.create_task(self.config.run())
             tasks.create_task(self.usage.run())
             tasks.create_task(self.heartbeat.run())
+            if self.totals is not None:
+                tasks.create_task(self.totals.run())
 
     async def close(self, *, flush_s: float = 2.0) -> None:
         """After ``run`` has ended: send what is pending for a moment, then close the connections."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import msgspec
 import structlog
@@ -23,6 +24,8 @@ MAX_SERVER_FAULTS = 8
 """Answers of 500 to the same bytes after which the bytes are suspected (some 30 s with the backoff's delays)."""
 _MAX_ANSWER_BYTES = 1 << 16
 
+OnAcked = Callable[[list[bytes], int], None]
+
 
 class UsageClient:
     """Delivers what the ledger holds, oldest first, one batch at a time.
@@ -36,10 +39,22 @@ class UsageClient:
     Attributes:
         n_sent: events acknowledged as new; n_known: as known before; n_set_aside: kept for the operator.
         n_failures: tries that failed since start. last_error: text of the newest failure, None while all is well.
+
+    Args:
+        on_acked: told what was taken, and by when it was booked (0: set aside). turn: held from a try to that.
+        on_known: told that events had been taken before, without this router's having learnt of it.
     """
 
     def __init__(
-        self, session: ControlPlaneSession, ledger: Ledger, *, router: str, backoff: Backoff | None = None
+        self,
+        session: ControlPlaneSession,
+        ledger: Ledger,
+        *,
+        router: str,
+        backoff: Backoff | None = None,
+        on_acked: OnAcked | None = None,
+        on_known: Callable[[], None] | None = None,
+        turn: asyncio.Lock | None = None,
     ) -> None:
         self.n_sent = 0
         self.n_known = 0
@@ -50,6 +65,9 @@ class UsageClient:
         self._session = session
         self._ledger = ledger
         self._head = b'{"router":' + msgspec.json.encode(router) + b',"events":['
+        self._on_acked = on_acked
+        self._on_known = on_known
+        self._turn = turn or asyncio.Lock()
         self._backoff = backoff or Backoff(first_s=0.2, limit_s=10.0)
         self._decoder = msgspec.json.Decoder(UsageAck)
 
@@ -83,6 +101,8 @@ class UsageClient:
             if await self._post([payload], []):
                 continue  # it was refused before the control plane came to its senses
             path = self._ledger.quarantine(payload)
+            if self._on_acked is not None:
+                self._on_acked([payload], 0)
             self.n_set_aside += 1
             log.error("usage.event_set_aside", file=str(path))
         return True
@@ -93,14 +113,10 @@ class UsageClient:
         n_server_faults = 0
         while True:
             try:
-                answer = await self._session.request(
-                    "POST", USAGE_PATH, body=body, timeout_s=TIMEOUT_S, max_bytes=_MAX_ANSWER_BYTES
-                )
-                if answer.status != 200:
-                    raise ControlPlaneUnavailable(f"POST {USAGE_PATH}: status {answer.status}")
-                ack = self._decoder.decode(answer.body)
-                if ack.accepted + ack.known + ack.quarantined != len(payloads):
-                    raise ControlPlaneUnavailable(f"sent {len(payloads)} events, acknowledged are {ack}")
+                async with self._turn:
+                    ack = await self._try(payloads, body)
+                    if self._on_acked is not None:
+                        self._on_acked(payloads, ack.booked_at_us)
             except ControlPlaneRefused as error:
                 self._failed(error.message)
                 return await self._halve(payloads, refused)
@@ -118,11 +134,24 @@ class UsageClient:
         self.n_sent += ack.accepted
         self.n_known += ack.known
         self.n_quarantined += ack.quarantined
+        if ack.known and self._on_known is not None:
+            self._on_known()
         if self.last_error is not None:
             log.info("usage.delivery_resumed", pending_events=self._ledger.pending_events)
         self.last_error = None
         self._backoff.reset()
         return len(payloads)
+
+    async def _try(self, payloads: list[bytes], body: bytes) -> UsageAck:
+        answer = await self._session.request(
+            "POST", USAGE_PATH, body=body, timeout_s=TIMEOUT_S, max_bytes=_MAX_ANSWER_BYTES
+        )
+        if answer.status != 200:
+            raise ControlPlaneUnavailable(f"POST {USAGE_PATH}: status {answer.status}")
+        ack = self._decoder.decode(answer.body)
+        if ack.accepted + ack.known + ack.quarantined != len(payloads):
+            raise ControlPlaneUnavailable(f"sent {len(payloads)} events, acknowledged are {ack}")
+        return ack
 
     async def _halve(self, payloads: list[bytes], refused: list[bytes]) -> int:
         if len(payloads) == 1:

@@ -73,6 +73,16 @@ def retry_headers(retry_after_s: float) -> Headers:
     return [(b"retry-after", b"%d" % seconds), (b"retry-after-ms", b"%d" % milliseconds)]
 
 
+def reset_text(seconds: float) -> str:
+    """A duration as rate-limit headers have it (Go's form): ``120ms``, ``1s``, ``6m0s``, ``5h0m0s``. Rounded up."""
+    if seconds < 1.0:
+        milliseconds = max(math.ceil(seconds * 1_000), 0)
+        return f"{milliseconds}ms" if 0 < milliseconds < 1_000 else f"{milliseconds // 1_000}s"
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes}m{rest}s" if hours else f"{minutes}m{rest}s" if minutes else f"{rest}s"
+
+
 def _ms(seconds: float) -> bytes:
     return b"%d" % max(int(seconds * 1000), 0)
 

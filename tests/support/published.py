@@ -12,9 +12,11 @@ from router_ext.wire.controlplane import (
     ARTIFACT_PATH,
     HEARTBEAT_PATH,
     SNAPSHOT_PATH,
+    TOTALS_PATH,
     USAGE_PATH,
     ConfigSnapshot,
     Heartbeat,
+    Totals,
     UsageAck,
     UsageBatch,
     UsageEvent,
@@ -43,6 +45,9 @@ class ControlPlane:
         self.polls: list[str | None] = []
         self.damage_next = False
         self.artifacts: dict[str, bytes] = {}
+        self.booked_at_us = 0
+        self.totals: Totals | None = None
+        self.asked_since: list[int] = []
         self.heartbeats: list[Heartbeat] = []
         self.heartbeat_status = 204
         self.changed = asyncio.Condition()
@@ -56,6 +61,7 @@ class ControlPlane:
         app.router.add_get(SNAPSHOT_PATH, self._snapshot)
         app.router.add_get(ARTIFACT_PATH + "{digest}", self._artifact)
         app.router.add_post(HEARTBEAT_PATH, self._heartbeat)
+        app.router.add_get(TOTALS_PATH, self._totals)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self._port, reuse_address=True)
@@ -99,7 +105,9 @@ class ControlPlane:
             request.transport.abort()
             return web.Response()
         accepted = len(batch.events) - known - (fault == "short")
-        return web.Response(body=msgspec.json.encode(UsageAck(accepted=accepted, known=known)))
+        return web.Response(
+            body=msgspec.json.encode(UsageAck(accepted=accepted, known=known, booked_at_us=self.booked_at_us))
+        )
 
     async def _snapshot(self, request: web.Request) -> web.Response:
         self.check(request)
@@ -136,6 +144,15 @@ class ControlPlane:
         if data is None:
             raise web.HTTPNotFound
         return web.Response(body=data)
+
+    async def _totals(self, request: web.Request) -> web.Response:
+        self.check(request)
+        self.asked_since.append(int(request.query["since_us"]))
+        async with self.changed:
+            self.changed.notify_all()
+        if self.totals is None:
+            raise web.HTTPNotFound
+        return web.Response(body=msgspec.json.encode(self.totals))
 
     async def _heartbeat(self, request: web.Request) -> web.Response:
         self.check(request)

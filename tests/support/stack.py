@@ -105,7 +105,9 @@ class Stack:
     def start_router(self) -> None:
         """Start the router. Call it from the main thread: children end with the thread that started them."""
         descriptor = self.listener.fileno()
-        env = stack.router_environment(self.settings, self.folders, self.environ, listen_fd=descriptor)
+        env = stack.router_environment(
+            self.settings, self.folders, self.environ, listen_fd=descriptor, redis_url=self.redis_url
+        )
         self._router = self._start("router", stack.router_command(), env, pass_fds=(descriptor,))
 
     def wait_router(self) -> None:

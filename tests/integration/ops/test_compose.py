@@ -83,9 +83,9 @@ def test_each_service_mounts_exactly_the_secrets_it_names(compose: dict) -> None
 def test_router_accepts_its_variables(compose: dict, tmp_path: Path) -> None:
     """The router refuses unknown variables, so a misspelt one in the file would stop it."""
     environment = _substituted(compose["services"]["router"]["environment"])
-    secret = tmp_path / "secret"
-    secret.write_text("0f" * 32)
-    environment = {name: str(secret) if name.endswith("_FILE") else value for name, value in environment.items()}
+    for secret, text in {"router_token": "flr_x", "key_pepper": "0f" * 32, "redis_url": "redis://:x@valkey/0"}.items():
+        (tmp_path / secret).write_text(text)
+    environment = {name: value.replace("/run/secrets", str(tmp_path)) for name, value in environment.items()}
     settings, _ = load_router_settings(environment)
     assert (settings.host, settings.port, settings.drain_limit_s) == ("0.0.0.0", 8080, 60)
 

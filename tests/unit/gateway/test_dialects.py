@@ -17,6 +17,7 @@ from router_ext.errors import (
     LimitExceeded,
     NoBackend,
     NotAuthenticated,
+    QuotaExceeded,
     RequestRefused,
     UnsupportedMediaType,
 )
@@ -342,9 +343,9 @@ def test_a_condition_has_its_status_in_every_dialect(
 
 
 def test_a_used_up_quota_is_not_to_be_tried_again() -> None:
-    headers = dict(error_response(LimitExceeded("x", code="insufficient_quota"), Dialect.CHAT)[1])
+    headers = dict(error_response(QuotaExceeded("x", retry_after_s=86_000.0), Dialect.CHAT)[1])
     assert headers[b"x-should-retry"] == b"false"
-    assert b"retry-after" not in headers
+    assert headers[b"retry-after"] == b"120"
 
 
 def test_a_backends_failure_does_not_leak() -> None:

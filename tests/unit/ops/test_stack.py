@@ -96,17 +96,19 @@ def test_router_accepts_the_environment_it_is_given(environ: dict[str, str]) -> 
     folders = stack.Folders(settings.directory)
     folders.prepare()
     folders.secret("router_token").write_text("flr_x")
-    given = stack.router_environment(settings, folders, environ, listen_fd=7)
+    given = stack.router_environment(settings, folders, environ, listen_fd=7, redis_url="redis://:pw@127.0.0.1:1/0")
     effective, _ = load_router_settings(given)
     assert (effective.port, effective.listen_fd) == (18080, 7)
     assert effective.controlplane_url == "http://127.0.0.1:18000"
     assert effective.dir == settings.directory / "router"
+    assert effective.redis_url is not None
+    assert effective.redis_url.get_secret_value() == "redis://:pw@127.0.0.1:1/0"
 
 
 def test_processes_get_only_what_they_need(environ: dict[str, str]) -> None:
     settings = stack.read_settings(environ)
     folders = stack.Folders(settings.directory)
-    router = stack.router_environment(settings, folders, environ, listen_fd=7)
+    router = stack.router_environment(settings, folders, environ, listen_fd=7, redis_url="redis://:pw@127.0.0.1:1/0")
     django = stack.controlplane_environment(settings, folders, environ, database_url="postgresql://x", redis_url="r")
     model = stack.base_environment(environ)
     assert all("SECRET_OF_THE_SHELL" not in env for env in (router, django, model))
