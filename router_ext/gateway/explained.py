@@ -38,6 +38,8 @@ _SAME_ID = 16
 class Known:
     """A request as far as it can be named: ids, whose it is, what became of it (``outcome`` None while it lives).
 
+    ``tier_reason``: why its tier is lower than it would have been, if it is.
+
     Times are seconds since it arrived, None if it did not come so far. ``queue_s``: from there to its first dispatch,
     less ``overhead_s``, the router's own work before the queue. ``total_s``: to its end, or to now.
     """
@@ -46,6 +48,7 @@ class Known:
     event: str
     tenant: str
     tier: str
+    tier_reason: str | None
     arrived_at_us: int
     outcome: str | None
     code: str | None
@@ -187,6 +190,7 @@ class Explanations:
             "event": known.event,
             "tenant": known.tenant,
             "tier": known.tier,
+            "tier_reason": known.tier_reason,
             "arrived_at_us": known.arrived_at_us,
             "is_live": known.outcome is None,
             "outcome": known.outcome,
@@ -204,6 +208,7 @@ def _known(call: Call, outcome: str | None, code: str | None, now: float) -> Kno
         event=start.event,
         tenant=start.tenant,
         tier=call.tier,
+        tier_reason=call.demotion,
         arrived_at_us=start.arrived_at_us,
         outcome=outcome,
         code=code,

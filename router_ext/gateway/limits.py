@@ -149,9 +149,12 @@ class Limiter:
             for scope in (held.tenant, held.key):
                 if scope.is_limited:
                     scope.reserve(held.day, held.tokens)
-        return any(
-            has_quota(record) and not has_quota(before.get(scope, NO_LIMITS)) for scope, record in limits.items()
-        )
+        for name, record in limits.items():
+            known = before.get(name)
+            # Records that have not changed are mostly the same objects.
+            if record is not known and has_quota(record) and (known is None or not has_quota(known)):
+                return True
+        return False
 
     # --- admission ----------------------------------------------------------------------------------------------------
 

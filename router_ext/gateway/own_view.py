@@ -28,6 +28,7 @@ def own_view(
         "object": "fairlane.request",
         "arrived_at": datetime.fromtimestamp(known.arrived_at_us / 1e6, UTC).isoformat(timespec="microseconds"),
         "tier": known.tier,
+        "tier_reason": known.tier_reason,
         "state": "ended" if known.outcome is not None else state,
         "outcome": known.outcome,
         "error_code": known.code,

@@ -115,7 +115,8 @@ async def test_a_refusal_in_each_dialect(world: World, tmp_path: Path, limits: d
         assert peer.headers["x-should-retry"] == "false"
     assert events(tmp_path) == []
     page = world.router.metrics.page().decode()
-    assert f'fairlane_rejected_total{{code="{code}"}} {len(WAYS)}.0' in page
+    lines = [line for line in page.splitlines() if line.startswith("fairlane_rejected_total{") and f'"{code}"' in line]
+    assert sum(float(line.split()[-1]) for line in lines) == len(WAYS)
 
 
 async def test_just_enough_is_enough(world: World) -> None:
@@ -248,3 +249,13 @@ async def test_a_router_without_totals_says_so(world: World) -> None:
     assert "fairlane_limit_reservations 0.0" in page
     assert "fairlane_limit_totals_age_seconds" not in page
     assert "fairlane_limit_store_up" not in page
+
+
+async def test_its_tenant_is_told_why_the_tier_is_lower(world: World) -> None:
+    world.setup.tenant("alice", limits=LimitsRecord(soft_tokens_per_day=0), default_tier="interactive")
+    await world.router.apply(world.setup.snapshot())
+    assert (await ask(world, headers={"x-request-id": "mine"})).status == 200
+    told = json.loads((await ask(world, "/v1/requests/mine", None, method="GET")).data)
+    (found,) = told["requests"]
+    assert found["tier"] == "standard"
+    assert found["tier_reason"].startswith("tier standard instead of interactive")
