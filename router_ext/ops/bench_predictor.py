@@ -36,7 +36,7 @@ from rich.table import Table
 
 from router_ext.errors import ArtifactRefused
 from router_ext.obs import logs
-from router_ext.ops.bench_gateway import cpu_seconds, percentile, resident_bytes
+from router_ext.ops.measures import cpu_seconds, percentile, resident_bytes
 from router_ext.ops.predictor.inspect import read_model
 from router_ext.predict.client import PredictionClient, worker_command
 from router_ext.predict.memory import CAPACITY

@@ -10,6 +10,7 @@ import asyncio
 import time
 from array import array
 from collections.abc import Sequence
+from typing import cast
 
 _MARK = b"data:"
 _LAST_CHUNK = b"0\r\n\r\n"
@@ -37,10 +38,10 @@ class Probe(asyncio.Protocol):
         self.is_complete = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports are no subclasses of asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
         self.sent_at = time.perf_counter()
-        transport.write(self._request)
+        self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
         now = time.perf_counter()

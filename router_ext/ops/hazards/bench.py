@@ -24,10 +24,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from router_ext.ops.bench_gateway import percentile
 from router_ext.ops.hazards.arena import Arena, Loss, arena
 from router_ext.ops.hazards.load import Load, Plain, Traffic
 from router_ext.ops.hazards.odd import Odd, odd_requests
+from router_ext.ops.measures import percentile
 
 BASELINE, GUARDED, UNGUARDED = "baseline", "guarded", "unguarded"
 MIN_FIRST_TOKENS = 1_000
