@@ -235,6 +235,7 @@ class Books:
             self._trial = None
         at_front = trigger is Trigger.RETRY or trigger is Trigger.PREEMPTED
         self.room.take_place(request, at_front=at_front)
+        self.room.enter(request)
         request.mark = self.clock.mark(now, request.member.num_dispatched)
         last = request.last_backend
         note(request, _STEPS[trigger], now, None if last is None else last.backend_id, request.output_tokens)
@@ -306,6 +307,7 @@ class Books:
 
     def dequeue(self, request: Request, now: float) -> None:
         """The request waits no longer, whatever the reason."""
+        self.room.leave(request)
         if request.held_s is not None:
             self.room.release(request, now)
         elif request.parked_s is None:

@@ -279,7 +279,17 @@ class PoolConfig:
     )  # fmt: skip
     max_queued: int = knob(
         20_000, low=1, high=10_000_000, section=knobs.QUEUES, label="Longest queue",
-        help="Requests that may wait in the pool; more are refused with 429.",
+        help="Requests that may wait in the pool; more displace waiting requests of lower tiers, or are refused with "
+        "429.",
+    )  # fmt: skip
+    max_queued_bytes: int = knob(
+        268_435_456, low=1_000, high=1_000_000_000_000, section=knobs.QUEUES, label="Memory of the queue",
+        help="Bytes of request bodies that may wait in the pool; what exceeds them displaces waiting requests of lower "
+        "tiers, or is refused with 429. One request alone may always wait.",
+    )  # fmt: skip
+    tenant_queued_bytes: int = knob(
+        67_108_864, low=1_000, high=1_000_000_000_000, section=knobs.QUEUES, label="Memory per tenant",
+        help="The same for each tenant.",
     )  # fmt: skip
     backend_wait_s: float = knob(
         30.0, low=0, high=3_600, section=knobs.QUEUES, label="Wait for a backend",

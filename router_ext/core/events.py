@@ -35,6 +35,7 @@ class RequestSpec:
         grammar: digest of what forces the answer's form, None if nothing does. stall_s: seconds in which a backend that
             has not compiled it makes no token for anybody, as predicted. is_suspect: it may fell a backend
             (``core.exposure``).
+        prompt_bytes: memory that it takes while it waits, which the queues' limits count.
         prefix: tenant-salted hash chain of the prompt's whole blocks (``core.prefix``): equal starts of two chains are
             equal starts of prompts.
     """
@@ -56,6 +57,7 @@ class RequestSpec:
     grammar: str | None = None
     stall_s: float = 0.0
     is_suspect: bool = False
+    prompt_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,7 @@ def violations(
         *_ledger(requests, backends, closing),
         *_queues(requests, room, tenants),
         *_parking(room, backends),
+        *_memory(room, tenants),
         *_running(requests, tenants, backends, num_running),
         *_groups(requests, tenants, groups),
         *_counters([*(t for t in tenants.values() if t.unit is t), *groups.values()], counters),
@@ -82,6 +83,17 @@ def _exposure(backends: Mapping[BackendId, Backend]) -> Iterator[str]:
             yield f"{backend_id}: ticket {exposure.ticket} is to be alone, in prefill are {list(backend.prefill)}"
     if suspects > 1:
         yield f"{suspects} suspects are exposed at once"
+
+
+def _memory(room: WaitingRoom, tenants: Mapping[TenantId, Tenant]) -> Iterator[str]:
+    """Bytes that wait add up, and whoever may be displaced can be found."""
+    waiting = list(room.waiting())
+    if room.queued_bytes != sum(request.prompt_bytes for request in waiting):
+        yield f"waiting room counts {room.queued_bytes} bytes, which is not what waits"
+    for tenant_id, tenant in tenants.items():
+        if tenant.queued_bytes != sum(r.prompt_bytes for r in waiting if r.member is tenant):
+            yield f"{tenant_id}: counts {tenant.queued_bytes} bytes queued, which is not what waits"
+    yield from room.shedding.audit(waiting)
 
 
 def _queues(

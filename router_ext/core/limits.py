@@ -1,8 +1,9 @@
 """Who may not wait, or not any longer.
 
 Refused on arrival: what no backend could ever hold, what comes while no backend has been usable for
-``backend_wait_s``, what finds the tenant's or the pool's queue full, and what would certainly outstay its tier's
-``max_queue_wait_s`` (``core.waits``). Expired while waiting: what outstays its
+``backend_wait_s``, what finds the tenant's or the pool's queue full, by number or bytes, with too little of lower tiers
+in it that may be displaced (``core.shedding``), and what would certainly outstay its tier's ``max_queue_wait_s``
+(``core.waits``). Expired while waiting: what outstays its
 tier's ``max_queue_wait_s`` (until something of it has been shown), everybody at the end of ``backend_wait_s`` without a
 backend, everybody who has been parked for that long, and what stopped fitting because of a changed configuration or a
 longer prompt than estimated.
@@ -15,6 +16,7 @@ from router_ext.core.books import Books
 from router_ext.core.config import PoolConfig, same_but_shares
 from router_ext.core.fleet import Fleet
 from router_ext.core.lifecycle import State, Trigger, advance
+from router_ext.core.queues import Tenant
 from router_ext.core.request import Request
 from router_ext.core.slicing import room_tokens
 from router_ext.core.tiers import Tiers
@@ -56,23 +58,58 @@ class Limits:
                     detail=f"no backend has been usable for {waited:.0f} s",
                     retry_after_s=self._outage_hint_s(),
                 )
-        tenant = request.member
-        if tenant.num_queued >= tenant.max_queued:
-            return Reject(
-                request_id=request.request_id,
-                code=RejectCode.QUEUE_FULL,
-                detail=f"{tenant.num_queued} requests of this tenant are waiting, its limit is {tenant.max_queued}",
-                retry_after_s=self.waits.drain_s(tenant),
-            )
-        num_waiting = self._room.num_waiting
-        if num_waiting >= self._config.max_queued:
-            return Reject(
-                request_id=request.request_id,
-                code=RejectCode.QUEUE_FULL,
-                detail=f"{num_waiting} requests are waiting, the pool's limit is {self._config.max_queued}",
-                retry_after_s=self.waits.drain_s(None),
-            )
+        shedding = self._room.shedding
+        for tenant in (request.member, None):
+            num, num_bytes = self._excess(request, tenant, num_arriving=1)
+            if (num or num_bytes) and not shedding.suffices(request, num, num_bytes, of=tenant):
+                return Reject(
+                    request_id=request.request_id,
+                    code=RejectCode.QUEUE_FULL,
+                    detail=self._full(tenant, is_bytes=not num),
+                    retry_after_s=self.waits.drain_s(tenant),
+                )
         return self._in_vain(request, now)
+
+    def make_room(self, request: Request, now: float, actions: list[Action]) -> None:
+        """A request has just been queued, perhaps above a limit: displace what ``refusal`` has found to suffice."""
+        shedding = self._room.shedding
+        for tenant in (request.member, None):
+            num, num_bytes = self._excess(request, tenant, num_arriving=0)
+            while num > 0 or num_bytes > 0:
+                victim = shedding.next(request, of=tenant)
+                if victim is None:
+                    break
+                num -= 1
+                num_bytes -= victim.prompt_bytes
+                detail = f"displaced by a request of a higher tier: {self._full(tenant, is_bytes=num < 0)}"
+                hint_s = self.waits.drain_s(victim.member)
+                self._expire(victim, RejectCode.QUEUE_FULL, detail, hint_s, now, actions)
+
+    def _excess(self, request: Request, tenant: Tenant | None, *, num_arriving: int) -> tuple[int, int]:
+        """Requests and bytes that must go for this one, of its tenant or (None) of the pool; never more than it takes.
+
+        ``num_arriving``: 1 before it is queued, 0 after that.
+        """
+        size = request.prompt_bytes
+        if tenant is None:
+            num, most, most_bytes = self._room.num_waiting, self._config.max_queued, self._config.max_queued_bytes
+            num_bytes = self._room.queued_bytes
+        else:
+            num, most, most_bytes = tenant.num_queued, tenant.max_queued, self._config.tenant_queued_bytes
+            num_bytes = tenant.queued_bytes
+        others = num + num_arriving - 1
+        num_bytes += num_arriving * size
+        return int(others >= most), min(size, max(0, num_bytes - most_bytes)) if others else 0
+
+    def _full(self, tenant: Tenant | None, *, is_bytes: bool) -> str:
+        room, config = self._room, self._config
+        if tenant is None:
+            if is_bytes:
+                return f"{room.queued_bytes} bytes are waiting, the pool's limit is {config.max_queued_bytes}"
+            return f"{room.num_waiting} requests are waiting, the pool's limit is {config.max_queued}"
+        if is_bytes:
+            return f"{tenant.queued_bytes} bytes of this tenant are waiting, its limit is {config.tenant_queued_bytes}"
+        return f"{tenant.num_queued} requests of this tenant are waiting, its limit is {tenant.max_queued}"
 
     def _in_vain(self, request: Request, now: float) -> Reject | None:
         """Refuse a request that would certainly outstay its tier's limit in line."""

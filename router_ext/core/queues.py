@@ -22,6 +22,7 @@ from router_ext.core.lanes import ArrivalOrder, Lane
 from router_ext.core.lengths import LEAST_SLICE
 from router_ext.core.lifecycle import State
 from router_ext.core.request import Request
+from router_ext.core.shedding import Shedding
 from router_ext.core.siblings import Siblings
 
 _IDLE_LANES = 64
@@ -198,7 +199,7 @@ class Tenant:
         aging_credit: admissions owed to aged requests of lower tiers.
         habits: what its last agents were like (``core.agents``).
         held_tokens: KV that its running slices reserved when they started, of a group that of its members.
-        num_queued, num_parked: all that wait, and those of them that are parked or held.
+        num_queued, num_parked: all that wait, and those of them that are parked or held. queued_bytes: what they hold.
     """
 
     __slots__ = (
@@ -218,6 +219,7 @@ class Tenant:
         "num_running",
         "output_tokens",
         "prompt_tokens",
+        "queued_bytes",
         "queued_tokens",
         "queues",
         "since",
@@ -241,6 +243,7 @@ class Tenant:
         self.by_rank: list[TierQueue] = []
         self.num_queued = 0
         self.num_parked = 0
+        self.queued_bytes = 0
         self.num_running = 0
         self.held_tokens = 0
         self.num_dispatched = 0
@@ -475,15 +478,30 @@ class WaitingRoom:
 
     Attributes:
         in_line: requests that stand in a queue, in the order they were queued. ``count``: their number.
-        queued_tokens: predicted output of those in line.
+        queued_tokens: predicted output of those in line. queued_bytes: what all that wait hold in memory.
+        shedding: who of them may be displaced.
         parked: requests that wait outside the queues, in the order they were parked. held: suspects that do.
     """
 
-    __slots__ = ("_limits", "_needs", "_orders", "_pushes", "count", "held", "in_line", "parked", "queued_tokens")
+    __slots__ = (
+        "_limits",
+        "_needs",
+        "_orders",
+        "_pushes",
+        "count",
+        "held",
+        "in_line",
+        "parked",
+        "queued_bytes",
+        "queued_tokens",
+        "shedding",
+    )
 
     def __init__(self) -> None:
         self.count = 0
         self.queued_tokens = 0
+        self.queued_bytes = 0
+        self.shedding = Shedding()
         self.in_line: OrderedDict[RequestId, Request] = OrderedDict()
         self.parked: dict[RequestId, Request] = {}
         self.held: dict[RequestId, Request] = {}
@@ -502,6 +520,18 @@ class WaitingRoom:
         yield from self.in_line.values()
         yield from self.parked.values()
         yield from self.held.values()
+
+    def enter(self, request: Request) -> None:
+        """The request begins to wait, wherever."""
+        self.queued_bytes += request.prompt_bytes
+        request.member.queued_bytes += request.prompt_bytes
+        self.shedding.add(request)
+
+    def leave(self, request: Request) -> None:
+        """The request waits no longer."""
+        self.queued_bytes -= request.prompt_bytes
+        request.member.queued_bytes -= request.prompt_bytes
+        self.shedding.remove(request)
 
     def take_place(self, request: Request, *, at_front: bool = False) -> None:
         """Give a request that begins to wait its place in the pool-wide order, which it keeps while it waits."""

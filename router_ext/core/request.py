@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from router_ext.core.explain import WaitMark
     from router_ext.core.lanes import Lane
     from router_ext.core.queues import Tenant, TierQueue
+    from router_ext.core.shedding import Crowd
     from router_ext.core.timeline import Entry
 
 _NEVER = 1 << 62
@@ -54,6 +55,7 @@ class Request:
         cut_tokens: what the last cut is expected to cost, until the request is dispatched again; 0 if nothing is owed.
         steps: what became of it (``core.timeline``); num_steps_omitted: those not kept.
         cuts: what each cut was for, in words.
+        prompt_bytes: memory that it takes while it waits. crowd: where it may be displaced from (``core.shedding``).
     """
 
     __slots__ = (
@@ -66,6 +68,7 @@ class Request:
         "blocked",
         "blocks",
         "cached_tokens",
+        "crowd",
         "cut_tokens",
         "cuts",
         "deadline_s",
@@ -106,6 +109,7 @@ class Request:
         "preferred_slice_tokens",
         "prefill_ahead_tokens",
         "prefix",
+        "prompt_bytes",
         "prompt_tokens",
         "queue",
         "recomputed_tokens",
@@ -157,6 +161,8 @@ class Request:
         self.is_sliceable = spec.is_sliceable
         self.num_sequences = spec.num_sequences
         self.prefix = spec.prefix
+        self.prompt_bytes = spec.prompt_bytes
+        self.crowd: Crowd | None = None
         self.cached_tokens = 0
         self.agent_id = spec.agent_id
         self.agent_cost = spec.agent_cost

@@ -100,6 +100,7 @@ class Scheduler:
             waits=waits,
         )
         self._apply(config)
+        room.shedding.apply(config, ())
         self._handlers: dict[type, Callable[[Any, float, list[Action]], None]] = {
             Arrived: self._on_arrived,
             PromptMeasured: self._on_prompt_measured,
@@ -174,6 +175,7 @@ class Scheduler:
         self._books.policy.arrived(request, now)
         self._books.enqueue(request, Trigger.QUEUE, now)
         self._limits.watch(request)
+        self._limits.make_room(request, now, actions)
         self._decider.decide(now, actions)
 
     def _on_prompt_measured(self, event: PromptMeasured, now: float, actions: list[Action]) -> None:
@@ -340,6 +342,7 @@ class Scheduler:
         if has_new_rules or before.cost_model != event.config.cost_model:
             self._counters.restart_gap(self._tenants.units(), pass_service(event.config))
         self._fleet.refresh(now)
+        self._room.shedding.apply(event.config, self._room.waiting())
         self._limits.apply(event.config, now, actions)
         self._decider.decide(now, actions)
 

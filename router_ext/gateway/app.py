@@ -59,6 +59,7 @@ class Request:
     __slots__ = (
         "arrived_s",
         "arrived_us",
+        "body_bytes",
         "exchange",
         "headers",
         "limit_headers",
@@ -76,6 +77,7 @@ class Request:
         self.headers: list[tuple[bytes, bytes]] = scope["headers"]
         self.exchange: Exchange = scope["extensions"][EXTENSION]
         self.receive = receive
+        self.body_bytes = 0
         self.arrived_s = asyncio.get_running_loop().time()
         self.arrived_us = now_us()
         self.limit_headers: Callable[[], Headers] = list
@@ -104,6 +106,7 @@ class Request:
             if message["type"] == "http.disconnect":
                 return None
             parts.append(message["body"])
+            self.body_bytes += len(message["body"])
             if not message["more_body"]:
                 break
         if self.exchange.is_body_too_large:
@@ -365,6 +368,7 @@ class App:
                 grammar=judged.digest,
                 stall_s=judged.stall_s,
                 is_suspect=is_watched,
+                prompt_bytes=-(-request.body_bytes // len(measured.prompts)),
             )
             if flow is None:
                 assert measured.passthrough is not None

@@ -462,6 +462,8 @@ class PoolEngine:
             generation.refused(self._error_of(action))
         elif isinstance(action, Expire):
             self.forget(generation)
+            if action.code is RejectCode.QUEUE_FULL:
+                self.metrics.displaced.labels(self.name, generation.call.tier).inc()
             generation.expired(self._error_of(action))
 
     def _fire(self) -> None:

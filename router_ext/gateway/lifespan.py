@@ -436,6 +436,7 @@ class Router:
                     pool=engine.name,
                     running=stats.running,
                     parked=stats.parked,
+                    queued_bytes=stats.queued_bytes,
                     bound_service=stats.bound_service,
                     largest_gap_service=stats.largest_gap_service,
                     bound_gpu_s=stats.bound_gpu_s,

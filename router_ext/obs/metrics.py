@@ -112,6 +112,7 @@ class PoolReading:
     prediction_fallbacks: dict[str, int]
     is_length_model_refused: bool
     slice_level: float
+    queued_bytes: int = 0
     paused_clients: int = 0
     """Clients that have stopped reading at present."""
     strikes: dict[str, int] = field(default_factory=dict)
@@ -278,6 +279,9 @@ def _pool_metrics(readings: list[PoolReading]) -> Iterable[Metric]:
     preempted = CounterMetricFamily(
         "fairlane_preemptions", "Streams told to stop so that their KV comes free.", labels=["model", "trigger"]
     )
+    queued_bytes = GaugeMetricFamily(
+        "fairlane_queue_bytes", "Memory that the bodies of waiting requests take.", labels=labels
+    )
     waste = GaugeMetricFamily(
         "fairlane_waste_budget_tokens", "Tokens that may be computed again for preemptions.", labels=labels
     )
@@ -317,6 +321,7 @@ def _pool_metrics(readings: list[PoolReading]) -> Iterable[Metric]:
     )
     for r in readings:
         name = [r.pool]
+        queued_bytes.add_metric(name, r.queued_bytes)
         retries.add_metric(name, r.retries)
         retries_refused.add_metric(name, r.retries_refused)
         retries_left.add_metric(name, r.retries_left)
@@ -359,6 +364,7 @@ def _pool_metrics(readings: list[PoolReading]) -> Iterable[Metric]:
         retries,
         retries_refused,
         retries_left,
+        queued_bytes,
     )
 
 
@@ -460,6 +466,12 @@ class Metrics:
             [*by, "code"],
             registry=None,
         )
+        self.displaced = Counter(
+            "fairlane_displaced_requests",
+            "Waiting requests that gave their place to one of a higher tier because the queue was full.",
+            ["model", "tier"],
+            registry=None,
+        )
         self.stalled_clients = Counter(
             "fairlane_stalled_clients", "Clients that were cut because they did not read.", ["model"], registry=None
         )
@@ -543,6 +555,7 @@ class Metrics:
                 self.requests,
                 self.guard_verdicts,
                 self.rejected,
+                self.displaced,
                 self.stalled_clients,
                 self.queue_wait,
                 self.ttft,
