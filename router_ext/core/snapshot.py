@@ -90,7 +90,8 @@ class PoolStats:
     ``service_per_gpu_s``: service that one busy backend delivers per second while somebody waits; None before it was
     measured, and so are ``bound_gpu_s`` and ``largest_gap_gpu_s``, the same two numbers in seconds of one backend.
     ``held_by``: the gate that stopped the last decision, in lower case; ``none`` if nobody waits.
-    ``queued_bytes``: of the bodies of those queued. ``parked``: of those queued, how many wait for a backend that could hold them.
+    ``queued_bytes``: of the bodies of those queued.
+    ``parked``: of those queued, how many wait for a backend that could hold them.
     ``slice_level``: which quantile of what is left of a predicted answer slices were lately, on average; 1 before the
     first. ``resent_token_s``, ``held_token_s``: seconds of one backend that a token processed again costs, and a KV
     token held for a step (``core.sizing``); None before they were observed.

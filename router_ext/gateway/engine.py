@@ -463,7 +463,7 @@ class PoolEngine:
         elif isinstance(action, Expire):
             self.forget(generation)
             if action.code is RejectCode.QUEUE_FULL:
-                self.metrics.displaced.labels(self.name, generation.call.tier).inc()
+                self.metrics.displaced_one(self.name, generation.call.tier)
             generation.expired(self._error_of(action))
 
     def _fire(self) -> None:

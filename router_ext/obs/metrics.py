@@ -583,6 +583,10 @@ class Metrics:
         names = self.bounded_model(model), self.bounded_tier(tier), self.bounded_code(code)
         self.rejected.labels(*names).inc()
 
+    def displaced_one(self, model: str, tier: str) -> None:
+        """Count a request that was displaced from a full queue."""
+        self.displaced.labels(self.bounded_model(model), self.bounded_tier(tier)).inc()
+
     def for_tier(self, model: str, tier: str) -> TierMetrics:
         """The metrics of one model and tier, to be kept."""
         return TierMetrics(self, model, tier)
