@@ -32,6 +32,7 @@ from router_ext.gateway.generation import Dialect, ModelLimits, ResumeClass
 from router_ext.gateway.guarding import Judged
 from router_ext.gateway.lifespan import Router, draining
 from router_ext.gateway.measure import LARGE_BYTES, Measured, measure
+from router_ext.gateway.openapi import DOCUMENT_PATH, document
 from router_ext.gateway.refusals import refusal_of
 from router_ext.gateway.relay import WholeGeneration
 from router_ext.gateway.slices import TextGeneration
@@ -137,9 +138,16 @@ class App:
             "/livez": {"GET": self._live},
             "/readyz": {"GET": self._ready},
             "/metrics": {"GET": self._metrics},
+            DOCUMENT_PATH: {"GET": self._document},
         }
 
         self._own_requests: dict[str, Handler] = {"GET": self._explain}
+
+    @property
+    def methods(self) -> dict[str, set[str]]:
+        """What is served: paths as the OpenAPI document writes them, each with its methods."""
+        fixed = {path: set(handlers) for path, handlers in self._routes.items()}
+        return {**fixed, OWN_REQUESTS_PATH + "{id}": set(self._own_requests)}
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -534,6 +542,9 @@ class App:
             return Response(status=200, headers=[_TEXT], body=b"ready\n")
         return Response(status=503, headers=[_TEXT], body=router.why_not_ready().encode() + b"\n")
 
+    async def _document(self, request: Request) -> Response:
+        return Response(status=200, headers=[JSON], body=orjson.dumps(document()))
+
     async def _metrics(self, request: Request) -> Response:
         return Response(status=200, headers=[(b"content-type", CONTENT_TYPE)], body=self._router.metrics.page())
 
@@ -582,7 +593,8 @@ def _predicted_cost(measured: Measured, foresight: Foresight) -> int:
 
 
 def _wrong_method(methods: Iterable[str], dialect: Dialect) -> Response:
-    return Response(status=405, headers=[(b"allow", ", ".join(sorted(methods)).encode())], body=b"")
+    allowed = {*methods, "HEAD"} if "GET" in methods else set(methods)
+    return Response(status=405, headers=[(b"allow", ", ".join(sorted(allowed)).encode())], body=b"")
 
 
 @contextlib.contextmanager

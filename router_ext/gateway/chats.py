@@ -41,7 +41,7 @@ _CHAT_NAMES = {
 }
 """What a chat calls TGI's parameters."""
 
-_CHAT_FIELDS: Fields = {
+CHAT_FIELDS: Fields = {
     "model": ("str", True),
     "frequency_penalty": ("f32", True),
     "logit_bias": ("f32s", True),
@@ -60,7 +60,7 @@ _CHAT_FIELDS: Fields = {
     "guideline": ("str", True),
 }
 
-_COMPLETION_FIELDS: Fields = {
+COMPLETION_FIELDS: Fields = {
     "model": ("str", True),
     "max_tokens": ("u32", True),
     "temperature": ("f32", True),
@@ -96,7 +96,7 @@ def decode_chat(body: Body, limits: ModelLimits) -> GenerationRequest:
 
 def chat_request(data: dict[str, Any], limits: ModelLimits, dialect: Dialect) -> GenerationRequest:
     """The request of a chat body in TGI's form."""
-    check_fields(data, _CHAT_FIELDS)
+    check_fields(data, CHAT_FIELDS)
     if "messages" not in data:
         refuse_shape("missing field `messages`", param="messages")
     has_image = check_messages(data["messages"])
@@ -240,7 +240,7 @@ def decode_completion(body: Body, limits: ModelLimits) -> GenerationRequest:
         RequestRefused: anything TGI would refuse before it has counted the prompts' tokens.
     """
     data = friendly_completion(body.data)
-    check_fields(data, _COMPLETION_FIELDS)
+    check_fields(data, COMPLETION_FIELDS)
     if "prompt" not in data:
         refuse_shape("missing field `prompt`", param="prompt")
     prompt = data["prompt"]

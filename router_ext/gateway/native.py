@@ -17,7 +17,7 @@ from router_ext.gateway.values import (
     refuse_value,
 )
 
-_PARAMETER_FIELDS: Fields = {
+PARAMETER_FIELDS: Fields = {
     "best_of": ("usize", True),
     "temperature": ("f32", True),
     "repetition_penalty": ("f32", True),
@@ -60,7 +60,7 @@ def _check_shape(data: dict[str, Any], dialect: Dialect) -> dict[str, Any]:
     if p is not _NO_PARAMETERS:
         if not isinstance(p, dict):
             refuse_shape(f"invalid type: {describe(p)}, expected struct GenerateParameters", "parameters")
-        check_fields(p, _PARAMETER_FIELDS, "parameters.")
+        check_fields(p, PARAMETER_FIELDS, "parameters.")
         if p.get("grammar") is not None:
             check_grammar(p["grammar"], "parameters.grammar")
     if dialect is Dialect.COMPAT and "stream" in data:

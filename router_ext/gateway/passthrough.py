@@ -94,6 +94,8 @@ class StreamRelay:
         Raises:
             BadUpstreamAnswer: not TGI's format.
         """
+        if self.is_complete:
+            return b""  # the client has its end, and what follows is not counted
         return self._feed_openai(payload) if self._is_openai else self._feed_native(payload)
 
     def _feed_native(self, payload: bytes) -> bytes:

@@ -18,7 +18,7 @@ from router_ext.gateway.friendly import friendly_chat
 from router_ext.gateway.generation import Dialect, GenerationRequest, ModelLimits
 from router_ext.gateway.shapes import Fields, check_fields, check_value, describe, refuse_shape
 
-_FIELDS: Fields = {
+RESPONSE_FIELDS: Fields = {
     "model": ("str", True),
     "instructions": ("str", True),
     "max_output_tokens": ("u32", True),
@@ -34,7 +34,7 @@ _FIELDS: Fields = {
     "text": ("map", True),
 }
 
-_NEEDS_MEMORY = ("previous_response_id", "conversation", "prompt", "context_management")
+NEEDS_MEMORY = ("previous_response_id", "conversation", "prompt", "context_management")
 """Fields that refer to what an earlier request left with the server."""
 
 _NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format"}
@@ -52,7 +52,7 @@ def decode_response(body: Body, limits: ModelLimits) -> GenerationRequest:
         RequestRefused: it needs what this server does not have, or TGI would refuse the chat.
     """
     data = {name: value for name, value in body.data.items() if value is not None}
-    check_fields(data, _FIELDS)
+    check_fields(data, RESPONSE_FIELDS)
     _check_served(data)
     include = data.get("include", ())
     tools, choice = _tools(data)
@@ -83,7 +83,7 @@ def _refuse(problem: str, param: str) -> NoReturn:
 
 
 def _check_served(data: Mapping[str, Any]) -> None:
-    for name in _NEEDS_MEMORY:
+    for name in NEEDS_MEMORY:
         if name in data:
             _refuse(
                 f"`{name}` is not supported: responses are not stored; send the whole conversation as `input`.", name

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from router_ext.errors import RequestRefused
 
-_RANGES = {
+RANGES = {
     "u32": (0, (1 << 32) - 1),
     "u64": (0, (1 << 64) - 1),
     "usize": (0, (1 << 64) - 1),
@@ -67,10 +67,10 @@ def check_value(value: Any, kind: str, path: str) -> None:
     """Refuse ``value`` unless it is of ``kind``; null is of none but ``any``."""
     if kind == "any":
         return
-    if kind in _RANGES:
+    if kind in RANGES:
         if isinstance(value, bool) or not isinstance(value, int):
             refuse_shape(f"invalid type: {describe(value)}, expected {kind}", path)
-        low, high = _RANGES[kind]
+        low, high = RANGES[kind]
         if not low <= value <= high:
             refuse_shape(f"invalid value: integer `{value}`, expected {kind}", path)
     elif kind == "f32":

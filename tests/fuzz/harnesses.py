@@ -530,6 +530,7 @@ HARNESSES: dict[str, Harness] = {
             *(_sse(_TOKEN, _LAST), _sse(_CHUNK, _USAGE, b"[DONE]"), _sse(_CALL, _USAGE, b"[DONE]"), _sse(_DEEP)),
             _sse(b'{"choices":"x"}', b'{"usage":[]}', b'{"usage":{"completion_tokens":"a"}}'),
             _sse(b'{"usage":{"completion_tokens":36893488147419103232}}'),
+            _sse(_CALL, b"[DONE]", _CALL),
             _sse(b'{"choices":[{"delta":{"tool_calls":{"index":null,"function":{"arguments":{"a":1}}}}}]}'),
             _sse(_LAST.replace(b'"details":', b'"details": ')),
             _sse(_LAST.replace(b'"details":', b'"x":"\xff","details": ')),

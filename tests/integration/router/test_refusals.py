@@ -245,7 +245,8 @@ def test_unknown_paths(server: ModelServer, tenant: Tenant, path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "allow"), [("GET", "/generate", "POST"), ("POST", "/info", "GET"), ("PUT", "/", "GET, POST")]
+    ("method", "path", "allow"),
+    [("GET", "/generate", "POST"), ("POST", "/info", "GET, HEAD"), ("PUT", "/", "GET, HEAD, POST")],
 )
 def test_wrong_methods_name_the_right_ones(
     server: ModelServer, tenant: Tenant, method: str, path: str, allow: str
