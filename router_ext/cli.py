@@ -68,6 +68,7 @@ COMMANDS: Mapping[str, Command | Mapping[str, Command]] = {
     "compile": Command(
         "router_ext.ops.compile", "the scheduler's core to machine code, for faster decisions", "compile"
     ),
+    "top": Command("router_ext.ops.top.command", "what routers do now: tenants, shares, queues, backends"),
     "ask": Command("router_ext.ops.ask", "ask the model with a tenant's key and stream the answer", "client"),
     "reset-password": Command(
         "router_ext.ops.reset_password", "give an operator of `fairlane up` a new one-time password", "controlplane"

@@ -10,15 +10,16 @@ import orjson
 from router_ext import compiled
 from router_ext.gateway.app import send_response
 from router_ext.gateway.lifespan import Router
+from router_ext.gateway.overview import overview
 from router_ext.gateway.streams import Response
 from router_ext.obs.metrics import CONTENT_TYPE
 from router_ext.wire.headers import JSON
 
 
 class AdminApp:
-    """``GET /metrics`` with tenants, ``/readyz`` with reasons, ``/requests`` with those that live or have just ended,
-    ``/requests/{id}`` with why they waited, ``/predictor`` with the prediction worker and the models it serves,
-    ``/debug/pools`` with the schedulers' whole state."""
+    """``GET /metrics`` with tenants, ``/readyz`` with reasons, ``/overview`` for ``fairlane top``, ``/requests`` with
+    those that live or have just ended, ``/requests/{id}`` with why they waited, ``/predictor`` with the prediction
+    worker and the models it serves, ``/debug/pools`` with the schedulers' whole state."""
 
     def __init__(self, router: Router, token: str) -> None:
         self._router = router
@@ -43,6 +44,8 @@ class AdminApp:
                 return Response(status=200, headers=[(b"content-type", CONTENT_TYPE)], body=page)
             case "/readyz":
                 return _json(200 if router.is_ready else 503, _state(router))
+            case "/overview":
+                return _json(200, overview(router))
             case "/requests":
                 return _json(200, {"requests": _requests(router)})
             case path if path.startswith("/requests/"):

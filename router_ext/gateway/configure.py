@@ -75,6 +75,11 @@ class Roster:
         self.shares: Shares = build_shares((share for _, share in self._shares.values()), groups)
         self.stopped = frozenset(record.tenant for record in snapshot.tenants if record.state == STOPPED)
 
+    def name_of(self, tenant: str) -> str:
+        """What people call a tenant; its id if it is configured no more."""
+        entry = self._shares.get(tenant)
+        return tenant if entry is None else entry[0].name
+
 
 class Directory:
     """One applied snapshot: keys, pools by name, revision, limits of tenants and keys that have some. Immutable.

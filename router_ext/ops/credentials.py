@@ -15,7 +15,7 @@ from router_ext.wire.decoding import NotDecoded
 
 
 class Credentials(msgspec.Struct, frozen=True, kw_only=True):
-    """Contents of ``credentials.json``. ``tenants``: name to key."""
+    """Contents of ``credentials.json``. ``tenants``: name to key. ``admin_url``: the router's port for operators."""
 
     router_url: str
     console_url: str
@@ -23,6 +23,7 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
     operator_email: str
     operator_token: str
     tenants: dict[str, str]
+    admin_url: str | None = None
 
     def tenant_key(self, name: str) -> str:
         """The demo tenant's key.

@@ -44,7 +44,7 @@ _DRAIN_S = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackSettings:
-    """Settings of ``fairlane up``, from the environment. None means the embedded part."""
+    """Settings of ``fairlane up``, from the environment. None means the embedded part, port 0 any free one."""
 
     directory: Path
     router_host: str
@@ -52,6 +52,7 @@ class StackSettings:
     console_host: str
     console_port: int
     model_port: int
+    admin_port: int
     database_url: str | None
     redis_url: str | None
     backends: tuple[str, ...]
@@ -92,13 +93,15 @@ def read_settings(environ: Mapping[str, str]) -> StackSettings:
         console_host=environ.get("FAIRLANE_CONSOLE_HOST") or "127.0.0.1",
         console_port=_port(environ, "FAIRLANE_CONSOLE_PORT", 8000),
         model_port=_port(environ, "FAIRLANE_MODEL_PORT", 3000),
+        admin_port=_port(environ, "FAIRLANE_ADMIN_PORT", 0) if environ.get("FAIRLANE_ADMIN_PORT") else 0,
         database_url=environ.get("DATABASE_URL") or None,
         redis_url=environ.get("REDIS_URL") or None,
         backends=backends,
     )
     ports = [settings.router_port, settings.console_port, *([] if backends else [settings.model_port])]
+    ports += [settings.admin_port] if settings.admin_port else []
     if len(set(ports)) != len(ports):
-        raise SettingsError(f"router, console and model server need different ports, not {ports}")
+        raise SettingsError(f"router, console, model server and admin port need different ports, not {ports}")
     return settings
 
 
@@ -114,6 +117,8 @@ def refuse_busy_ports(settings: StackSettings) -> None:
     ]
     if not settings.backends:
         wanted.append(("model server", "FAIRLANE_MODEL_PORT", "127.0.0.1", settings.model_port))
+    if settings.admin_port:
+        wanted.append(("router for operators", "FAIRLANE_ADMIN_PORT", "127.0.0.1", settings.admin_port))
     busy = [
         f"port {port} of the {what} is taken by another program (set {variable} to another one)"
         for what, variable, host, port in wanted
@@ -148,6 +153,7 @@ class Folders:
         for name, text in (
             ("secret_key", secrets.token_urlsafe(48)),
             ("key_pepper", secrets.token_hex(32)),
+            ("admin_token", secrets.token_urlsafe(24)),
         ):
             path = self.secret(name)
             if not path.exists():
@@ -267,9 +273,21 @@ def router_command() -> list[str]:
 
 
 def router_environment(
-    settings: StackSettings, folders: Folders, environ: Mapping[str, str], *, listen_fd: int, redis_url: str
+    settings: StackSettings,
+    folders: Folders,
+    environ: Mapping[str, str],
+    *,
+    listen_fd: int,
+    redis_url: str,
+    admin_port: int | None = None,
 ) -> dict[str, str]:
+    """``admin_port``: where the router listens for operators, if it does."""
     passed = {name: value for name, value in environ.items() if name.startswith(("FAIRLANE_BACKEND_KEY_", "OTEL_"))}
+    if admin_port is not None:
+        passed |= {
+            "FAIRLANE_ADMIN_PORT": str(admin_port),
+            "FAIRLANE_ADMIN_TOKEN_FILE": str(folders.secret("admin_token")),
+        }
     return (
         base_environment(environ)
         | passed

@@ -94,6 +94,7 @@ class Up:
         """Bring everything up; returns the credentials, and the operator's password if it was made just now."""
         settings, folders = self.settings, self.folders
         listener = exits.enter_context(_listening(settings.router_host, settings.router_port))
+        admin_port = exits.enter_context(_held_port(settings.admin_port))
         model = None
         if not settings.backends:
             model = self._service("model server", stack.model_command(settings, folders), self._base_environment())
@@ -109,7 +110,7 @@ class Up:
         with self._step("database schema"):
             self._django(django, "migrate", "--noinput", "--verbosity", "1")
         with self._step("operator, demo tenants and keys"):
-            credentials, password = self._bootstrap(django, demo)
+            credentials, password = self._bootstrap(django, demo, admin_port)
         console = self._service("console", stack.console_command(), django)
         console.ready = _answers(f"{settings.console_url}/readyz")
         worker = self._service("worker", stack.worker_command(), django)
@@ -123,7 +124,12 @@ class Up:
             with self._step(f"model server on {settings.model_url}"):
                 model.wait_ready()
         environment = stack.router_environment(
-            settings, folders, self.environ, listen_fd=listener.fileno(), redis_url=django["REDIS_URL"]
+            settings,
+            folders,
+            self.environ,
+            listen_fd=listener.fileno(),
+            redis_url=django["REDIS_URL"],
+            admin_port=admin_port,
         )
         router = self._service("router", stack.router_command(), environment)
         router.pass_fds = (listener.fileno(),)
@@ -155,7 +161,7 @@ class Up:
             raise StartFailed(f"{words[0]} ended with status {status}:\n{err.strip()[-2_000:]}")
         return out
 
-    def _bootstrap(self, env: dict[str, str], demo: list[str]) -> tuple[Credentials, str | None]:
+    def _bootstrap(self, env: dict[str, str], demo: list[str], admin_port: int) -> tuple[Credentials, str | None]:
         """First operator, demo tenants, keys and credentials; what is still good stays as it is."""
         operator = json.loads(self._django(env, "bootstrap_operator", stack.OPERATOR_EMAIL, "--json"))
         token_file = self.folders.secret("router_token")
@@ -174,6 +180,7 @@ class Up:
             operator_email=seeded["operator_email"],
             operator_token=seeded["operator_token"],
             tenants=seeded["tenants"],
+            admin_url=f"http://127.0.0.1:{admin_port}",
         )
         write_credentials(self.folders.credentials, credentials)
         return credentials, operator["password"]
@@ -205,6 +212,7 @@ class Up:
             ("password", f"{password}  (once only: the first sign-in asks for your own)" if password else None),
             (f"key of {tenant}", key),
             ("all keys", str(self.folders.credentials)),
+            ("live view", "fairlane top"),
             ("logs", str(self.folders.root / "logs")),
         ]
         curl = [
@@ -237,6 +245,15 @@ def _lock(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _held_port(port: int) -> Iterator[int]:
+    """A port of this machine that nobody else gets (0: a free one); the router may listen there: we do not."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", port))
+        yield holder.getsockname()[1]
 
 
 @contextlib.contextmanager

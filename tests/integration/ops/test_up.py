@@ -112,6 +112,11 @@ def test_first_start_kill_second_start_and_orderly_stop(start: Callable[..., Up]
     answer = _ask(environ, "Why is the sky blue?")
     assert answer.returncode == 0, answer.stderr
     assert len(answer.stdout.split()) > 3
+    seen = [sys.executable, "-m", "router_ext.cli", "top", "--json"]
+    top = subprocess.run(seen, env=environ, capture_output=True, text=True, check=False, timeout=60)
+    assert top.returncode == 0, top.stderr
+    (said,) = json.loads(top.stdout)
+    assert (said["router"]["is_ready"], said["router"]["pools"][0]["backends"][0]["state"]) == (True, "up")
     exposed = [path for path in state.rglob("*") if not path.is_symlink() and path.stat().st_mode & 0o077]
     assert [path for path in exposed if not path.is_socket()] == []
 

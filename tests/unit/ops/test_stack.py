@@ -83,7 +83,7 @@ def test_secrets_are_made_once_and_closed_to_others(environ: dict[str, str]) -> 
     folders = stack.Folders(stack.read_settings(environ).directory)
     folders.prepare()
     first = {path.name: path.read_text() for path in (folders.root / "secrets").iterdir()}
-    assert set(first) == {"secret_key", "key_pepper"}
+    assert set(first) == {"secret_key", "key_pepper", "admin_token"}
     assert len(bytes.fromhex(first["key_pepper"])) == 32
     folders.prepare()
     assert {path.name: path.read_text() for path in (folders.root / "secrets").iterdir()} == first
@@ -123,3 +123,24 @@ def test_processes_get_only_what_they_need(environ: dict[str, str]) -> None:
 )
 def test_address_shown_for_a_wildcard_is_one_that_works(environ: dict[str, str], host: str, url: str) -> None:
     assert stack.read_settings(environ | {"FAIRLANE_ROUTER_HOST": host}).router_url == url
+
+
+def test_the_router_gets_its_port_for_operators(environ: dict[str, str]) -> None:
+    settings = stack.read_settings(environ | {"FAIRLANE_ADMIN_PORT": "18081"})
+    assert settings.admin_port == 18081
+    assert stack.read_settings(environ).admin_port == 0
+    folders = stack.Folders(settings.directory)
+    folders.prepare()
+    folders.secret("router_token").write_text("token")
+    given = stack.router_environment(settings, folders, environ, listen_fd=7, redis_url="redis://r", admin_port=18081)
+    router, _ = load_router_settings({name: value for name, value in given.items() if name.startswith("FAIRLANE_")})
+    assert router.admin_port == 18081
+    assert router.admin_token is not None
+    assert router.admin_token.get_secret_value() == folders.secret("admin_token").read_text()
+    with pytest.raises(SettingsError, match="need different ports"):
+        stack.read_settings(environ | {"FAIRLANE_ADMIN_PORT": "8080"})
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        named = {"FAIRLANE_ADMIN_PORT": port, "FAIRLANE_ROUTER_PORT": "1", "FAIRLANE_CONSOLE_PORT": "2"}
+        with pytest.raises(SettingsError, match=f"port {port} .*FAIRLANE_ADMIN_PORT"):
+            stack.refuse_busy_ports(stack.read_settings(environ | named))
