@@ -8,8 +8,8 @@ from controlplane.common import views as health
 from controlplane.fleet.views import heartbeat
 from controlplane.rollout.views import snapshot
 from controlplane.training.views import artifact
-from controlplane.usage.views import usage
-from router_ext.wire.controlplane import ARTIFACT_PATH, HEARTBEAT_PATH, SNAPSHOT_PATH, USAGE_PATH
+from controlplane.usage.views import totals, usage
+from router_ext.wire.controlplane import ARTIFACT_PATH, HEARTBEAT_PATH, SNAPSHOT_PATH, TOTALS_PATH, USAGE_PATH
 
 handler400 = "controlplane.console.views.problems.bad_request"
 handler403 = "controlplane.console.views.problems.forbidden"
@@ -21,6 +21,7 @@ urlpatterns = [
     path("readyz", health.readyz),
     path(SNAPSHOT_PATH.removeprefix("/"), snapshot),
     path(USAGE_PATH.removeprefix("/"), usage),
+    path(TOTALS_PATH.removeprefix("/"), totals),
     path(HEARTBEAT_PATH.removeprefix("/"), heartbeat),
     re_path(f"^{ARTIFACT_PATH.removeprefix('/')}(?P<digest>[0-9a-f]{{64}})$", artifact),
     path("api/v1/", include("controlplane.api.urls")),

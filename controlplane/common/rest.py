@@ -16,6 +16,7 @@ from rest_framework.viewsets import GenericViewSet
 from controlplane.common.actor import Actor
 from controlplane.common.errors import Invalid
 from controlplane.common.idempotency import create_once
+from controlplane.common.limits import LIMITS, MAX_LIMIT, TEXTS
 from controlplane.common.validation import MAX_REASON, get_or_not_found
 
 
@@ -39,6 +40,18 @@ class StrictSerializer(serializers.Serializer[Any]):
         if isinstance(data, Mapping) and (unknown := sorted(set(data) - set(self.fields))):
             raise serializers.ValidationError({str(name): ["unknown field"] for name in unknown})
         return super().to_internal_value(data)
+
+
+class LimitsSerializer(StrictSerializer):
+    """null: no limit; 0: nothing. In a change, what is left out stays."""
+
+    def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
+        return {
+            name: serializers.IntegerField(
+                required=False, allow_null=True, min_value=0, max_value=MAX_LIMIT, help_text=TEXTS[name].help
+            )
+            for name in LIMITS
+        }
 
 
 class BrakeSerializer(StrictSerializer):

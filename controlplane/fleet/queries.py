@@ -20,7 +20,9 @@ logger = structlog.get_logger(__name__)
 
 HEARTBEAT_KEY = "fairlane:heartbeat:"
 LIVE_WITHIN = timedelta(seconds=30)
-"""Three times as long as the summary row may lag behind the heartbeats."""
+"""Six times as long as the summary row may lag behind the heartbeats."""
+COUNTED_WITHIN = timedelta(seconds=10)
+"""Heartbeats come every two seconds, and the row lags by five: silence for less is not the end of a router."""
 
 
 def policy_pages() -> dict[str, PolicyPage]:
@@ -65,6 +67,12 @@ def live_instances(router: Router) -> list[RouterStatus]:
     """Instances of a router that was not revoked, heard of within ``LIVE_WITHIN``."""
     oldest = utc_now() - LIVE_WITHIN
     return [] if router.revoked_at else [i for i in router.instances.all() if i.seen_at >= oldest]
+
+
+def n_live_routers() -> int:
+    """Instances that were heard of within ten seconds and take requests, at least 1; needs no Valkey."""
+    heard = RouterStatus.objects.filter(seen_at__gte=utc_now() - COUNTED_WITHIN, router__revoked_at__isnull=True)
+    return max(1, heard.filter(is_draining=False).count())
 
 
 def router_address(*, actor: Actor) -> str | None:

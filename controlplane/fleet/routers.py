@@ -25,7 +25,7 @@ from router_ext.wire.controlplane import Heartbeat
 logger = structlog.get_logger(__name__)
 
 HEARTBEAT_TTL_S = 15
-_STATUS_EVERY = timedelta(seconds=10)
+_STATUS_EVERY = timedelta(seconds=5)
 _KEPT_APPLICATIONS = 200
 
 
@@ -89,7 +89,7 @@ def authenticate_router(header: str) -> Router | None:
 
 
 def take_heartbeat(*, router: Router, heartbeat: Heartbeat) -> None:
-    """Keep the live picture in Valkey, a summary row that is written on change or every ten seconds, and hazards."""
+    """Keep the live picture in Valkey, a summary row that is written on change or every five seconds, and hazards."""
     try:
         valkey().set(HEARTBEAT_KEY + heartbeat.router, msgspec.json.encode(heartbeat), ex=HEARTBEAT_TTL_S)
     except UNAVAILABLE:

@@ -15,6 +15,7 @@ from controlplane.common import secrets
 from controlplane.common.actor import Actor
 from controlplane.common.clock import utc_now
 from controlplane.common.errors import Conflict, Invalid
+from controlplane.common.limits import limit_fields, set_limits
 from controlplane.common.use_case import mark_config_changed, use_case
 from controlplane.common.validation import Checks, lock_version
 from controlplane.fleet.models import Pool
@@ -37,6 +38,7 @@ class KeyChanges(TypedDict, total=False):
     default_tier: str | None
     may_choose_tier: bool
     expires_at: datetime | None
+    limits: Mapping[str, int | None]
 
 
 def key_fields(key: ApiKey) -> dict[str, Any]:
@@ -50,6 +52,7 @@ def key_fields(key: ApiKey) -> dict[str, Any]:
         "may_choose_tier": key.may_choose_tier,
         "expires_at": key.expires_at,
         "revoked_at": key.revoked_at,
+        "limits": limit_fields(key),
     }
 
 
@@ -91,6 +94,7 @@ def issue_key(
     default_tier: str | None = None,
     may_choose_tier: bool = False,
     expires_at: datetime | None = None,
+    limits: Mapping[str, int | None] | None = None,
 ) -> tuple[ApiKey, str]:
     """A key of the tenant and its text, which is shown this once and kept nowhere.
 
@@ -98,6 +102,7 @@ def issue_key(
         default_pool: id, name or alias; may be left out where there is one pool only.
         tiers: narrows the tenant's tiers; empty means all of them.
         may_choose_tier: the header ``x-fairlane-tier`` is honoured.
+        limits: beside the tenant's; by the names of ``LimitsRecord``, what is left out has no limit.
     """
     tenant = Tenant.objects.filter(pk=tenant_id).first() if "\0" not in tenant_id else None
     if tenant is None:
@@ -108,20 +113,13 @@ def issue_key(
     rows, chosen = _resolve_tiers(checks, tenant, tiers, default_tier)
     if expires_at is not None and expires_at <= utc_now():
         checks.add("expires_at", "lies in the past")
+    key = ApiKey(tenant=tenant, name=name, default_tier=chosen, may_choose_tier=may_choose_tier, expires_at=expires_at)
+    set_limits(checks, key, limits or {})
     checks.done()
     assert pool is not None
-    text, public_id = generate_key()
-    key = ApiKey(
-        tenant=tenant,
-        name=name,
-        public_id=public_id,
-        digest=secrets.digest(text),
-        pepper_version=settings.KEY_PEPPER_VERSION,
-        default_pool=pool,
-        default_tier=chosen,
-        may_choose_tier=may_choose_tier,
-        expires_at=expires_at,
-    )
+    text, key.public_id = generate_key()
+    key.digest, key.pepper_version = secrets.digest(text), settings.KEY_PEPPER_VERSION
+    key.default_pool = pool
     key.save(force_insert=True)
     key.tiers.set(rows)
     record(
@@ -132,7 +130,7 @@ def issue_key(
         tenant=tenant.id,
         after=key_fields(key),
     )
-    mark_config_changed(f"key {public_id} of {tenant.slug} issued")
+    mark_config_changed(f"key {key.public_id} of {tenant.slug} issued")
     return key, text
 
 
@@ -140,7 +138,7 @@ def issue_key(
 def update_key(
     *, actor: Actor, key_id: str, expected_version: int | None = None, **changes: Unpack[KeyChanges]
 ) -> ApiKey:
-    """Change some fields of a live key; its text stays the same."""
+    """Change some fields of a live key; its text stays the same, and so do limits that are left out."""
     rows = ApiKey.objects.select_related("tenant", "default_pool", "default_tier")
     key = lock_version(rows, "key", key_id, expected_version)
     if key.revoked_at is not None:
@@ -154,6 +152,7 @@ def update_key(
     )
     key.may_choose_tier = changes.get("may_choose_tier", key.may_choose_tier)
     key.expires_at = changes.get("expires_at", key.expires_at)
+    set_limits(checks, key, changes.get("limits", {}))
     checks.done()
     assert pool is not None
     key.default_pool, key.default_tier = pool, chosen

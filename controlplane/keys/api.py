@@ -9,7 +9,14 @@ from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.response import Response
 
-from controlplane.common.rest import IDEMPOTENCY_KEY, IF_MATCH, PROBLEMS, StrictSerializer, UseCaseViewSet
+from controlplane.common.rest import (
+    IDEMPOTENCY_KEY,
+    IF_MATCH,
+    PROBLEMS,
+    LimitsSerializer,
+    StrictSerializer,
+    UseCaseViewSet,
+)
 from controlplane.keys import actions, queries
 from controlplane.keys.models import ApiKey
 
@@ -21,6 +28,7 @@ class KeyChangesSerializer(StrictSerializer):
     default_tier = serializers.CharField(max_length=40, required=False, allow_null=True)
     may_choose_tier = serializers.BooleanField(required=False)
     expires_at = serializers.DateTimeField(required=False, allow_null=True)
+    limits = LimitsSerializer(required=False)
 
 
 class NewKeySerializer(KeyChangesSerializer):
@@ -33,12 +41,13 @@ class KeySerializer(serializers.ModelSerializer[ApiKey]):
     default_pool = serializers.CharField(source="default_pool.name")
     tiers = serializers.SerializerMethodField()
     default_tier = serializers.CharField(source="default_tier.name", allow_null=True, default=None)
+    limits = LimitsSerializer(source="*", read_only=True)
 
     class Meta:
         model = ApiKey
         fields = [
             "id", "tenant", "name", "public_id", "default_pool", "tiers", "default_tier", "may_choose_tier",
-            "expires_at", "revoked_at", "last_used_at", "version", "created_at", "updated_at",
+            "expires_at", "revoked_at", "last_used_at", "limits", "version", "created_at", "updated_at",
         ]  # fmt: skip
 
     def get_tiers(self, key: ApiKey) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.db import models
 
 from controlplane.common.ids import new_id
+from controlplane.common.limits import Limited
 from controlplane.common.models import Record
 
 
@@ -12,7 +13,7 @@ def _key_id() -> str:
     return new_id("key")
 
 
-class ApiKey(Record):
+class ApiKey(Limited, Record):
     """A key of a tenant. ``public_id`` is its middle part and identifies it in pages, logs and audit."""
 
     id = models.CharField(primary_key=True, max_length=40, default=_key_id, editable=False)
@@ -31,7 +32,10 @@ class ApiKey(Record):
 
     class Meta:
         verbose_name = "key"
-        constraints = [models.CheckConstraint(condition=~models.Q(name=""), name="key_name_given")]
+        constraints = [
+            *Limited.Meta.constraints,
+            models.CheckConstraint(condition=~models.Q(name=""), name="key_name_given"),
+        ]
 
     def __str__(self) -> str:
         return f"{self.name} ({self.public_id})"

@@ -8,6 +8,7 @@ from django.db.models import QuerySet
 
 from controlplane.common.actor import Actor, Scope
 from controlplane.common.clock import to_us
+from controlplane.common.limits import LIMITS, limits_record
 from controlplane.common.validation import without_nul
 from controlplane.keys.models import ApiKey
 from router_ext.wire.controlplane import KeyRecord
@@ -49,11 +50,13 @@ def key_records() -> list[KeyRecord]:
             default_tier=default_tier,
             may_choose_tier=may_choose_tier,
             expires_at_us=to_us(expires_at) if expires_at is not None else None,
+            limits=limits_record(limits),
         )
         for (
-            key, public_id, digest, pepper_version, tenant, default_pool, default_tier, may_choose_tier, expires_at
+            key, public_id, digest, pepper_version, tenant, default_pool, default_tier, may_choose_tier, expires_at,
+            *limits
         ) in rows.values_list(
             "id", "public_id", "digest", "pepper_version", "tenant_id", "default_pool__name", "default_tier__name",
-            "may_choose_tier", "expires_at",
+            "may_choose_tier", "expires_at", *LIMITS,
         )
     ]  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from django.db.models import ProtectedError
@@ -11,6 +11,7 @@ from typing_extensions import Unpack
 from controlplane.audit.actions import delete_change, record, save_change
 from controlplane.common.actor import Actor
 from controlplane.common.errors import Conflict
+from controlplane.common.limits import limit_fields, set_limits
 from controlplane.common.use_case import mark_config_changed, use_case
 from controlplane.common.validation import Checks, checked_reason, lock_version
 from controlplane.tenants.models import Group, Tenant, TenantState, TenantTier
@@ -28,6 +29,7 @@ class TenantChanges(TypedDict, total=False):
     default_tier: str
     max_queued: int
     group: str | None
+    limits: Mapping[str, int | None]
 
 
 class GroupChanges(TypedDict, total=False):
@@ -44,6 +46,7 @@ def tenant_fields(tenant: Tenant) -> dict[str, Any]:
         "default_tier": tenant.default_tier.name,
         "max_queued": tenant.max_queued,
         "group": None if tenant.group is None else tenant.group.name,
+        "limits": limit_fields(tenant),
     }
 
 
@@ -97,6 +100,7 @@ def create_tenant(
     weight: float = 1.0,
     max_queued: int = 2_000,
     group: str | None = None,
+    limits: Mapping[str, int | None] | None = None,
 ) -> Tenant:
     """A tenant; routers know it within two seconds.
 
@@ -104,10 +108,12 @@ def create_tenant(
         tiers: names of the tiers it may use. default_tier: one of them.
         weight: its share, relative to the other tenants'; in a group, to its other members'.
         group: name of its fairness group, None for none.
+        limits: by the names of ``LimitsRecord``; what is left out has no limit.
     """
     checks = Checks()
     tenant = Tenant(name=name, slug=slug, weight=weight, max_queued=max_queued, group=_find_group(checks, group))
     _check(checks, tenant)
+    set_limits(checks, tenant, limits or {})
     rows, chosen = _resolve(checks, tiers, default_tier)
     checks.done()
     assert chosen is not None
@@ -131,7 +137,7 @@ def create_tenant(
 def update_tenant(
     *, actor: Actor, tenant_id: str, expected_version: int | None = None, **changes: Unpack[TenantChanges]
 ) -> Tenant:
-    """Change some fields of a tenant; what is left out stays."""
+    """Change some fields of a tenant; what is left out stays, of its limits as well."""
     tenant = lock_version(Tenant.objects.all(), "tenant", tenant_id, expected_version)
     before = tenant_fields(tenant)
     checks = Checks()
@@ -140,6 +146,7 @@ def update_tenant(
     )
     if "group" in changes:
         tenant.group = _find_group(checks, changes.pop("group"))
+    set_limits(checks, tenant, changes.pop("limits", {}))
     for field, value in changes.items():
         setattr(tenant, field, value)
     _check(checks, tenant)

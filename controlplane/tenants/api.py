@@ -14,6 +14,7 @@ from controlplane.common.rest import (
     IF_MATCH,
     PROBLEMS,
     BrakeSerializer,
+    LimitsSerializer,
     ReleaseSerializer,
     StrictSerializer,
     UseCaseViewSet,
@@ -32,6 +33,7 @@ class NewTenantSerializer(StrictSerializer):
     weight = serializers.FloatField(required=False, default=1.0, min_value=0.001, max_value=10_000)
     max_queued = serializers.IntegerField(required=False, default=2_000, min_value=1, max_value=1_000_000)
     group = serializers.CharField(required=False, allow_null=True, default=None, max_length=63, help_text=_GROUP_HELP)
+    limits = LimitsSerializer(required=False)
 
 
 class TenantChangesSerializer(StrictSerializer):
@@ -45,6 +47,7 @@ class TenantChangesSerializer(StrictSerializer):
     max_queued = serializers.IntegerField(required=False, min_value=1, max_value=1_000_000)
     state = serializers.ChoiceField(choices=TenantState.choices, required=False)
     group = serializers.CharField(required=False, allow_null=True, max_length=63, help_text=_GROUP_HELP)
+    limits = LimitsSerializer(required=False)
 
 
 class TenantSerializer(serializers.ModelSerializer[Tenant]):
@@ -53,12 +56,13 @@ class TenantSerializer(serializers.ModelSerializer[Tenant]):
     group: serializers.SlugRelatedField[Group] = serializers.SlugRelatedField(
         slug_field="name", read_only=True, allow_null=True, help_text=_GROUP_HELP
     )
+    limits = LimitsSerializer(source="*", read_only=True)
 
     class Meta:
         model = Tenant
         fields = [
             "id", "slug", "name", "weight", "state", "tiers", "default_tier", "max_queued", "group",
-            "version", "created_at", "updated_at",
+            "limits", "version", "created_at", "updated_at",
         ]  # fmt: skip
 
     def get_tiers(self, tenant: Tenant) -> list[str]:

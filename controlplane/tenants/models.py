@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.db import models
 
 from controlplane.common.ids import new_id
+from controlplane.common.limits import Limited
 from controlplane.common.models import Record
 
 
@@ -43,7 +44,7 @@ class TenantState(models.TextChoices):
     STOPPED = "stopped"
 
 
-class Tenant(Record):
+class Tenant(Limited, Record):
     """A tenant. A database constraint holds ``default_tier`` to one of the allowed ``tiers``."""
 
     id = models.CharField(primary_key=True, max_length=40, default=_tenant_id, editable=False)
@@ -58,6 +59,7 @@ class Tenant(Record):
 
     class Meta:
         constraints = [
+            *Limited.Meta.constraints,
             models.CheckConstraint(
                 condition=models.Q(weight__gte=0.001, weight__lte=10_000), name="tenant_weight_range"
             ),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from django.db.models import QuerySet
 
 from controlplane.common.actor import Actor, Scope
+from controlplane.common.limits import LIMITS, limits_record
 from controlplane.tenants.models import Group, Tenant, TenantTier
 from router_ext.wire.controlplane import GroupRecord, TenantRecord
 
@@ -81,8 +82,9 @@ def tenant_records() -> list[TenantRecord]:
             default_tier=default_tier,
             max_queued=max_queued,
             group=group,
+            limits=limits_record(limits),
         )
-        for tenant, name, weight, state, default_tier, max_queued, group in rows.values_list(
-            "id", "name", "weight", "state", "default_tier__name", "max_queued", "group__name"
+        for tenant, name, weight, state, default_tier, max_queued, group, *limits in rows.values_list(
+            "id", "name", "weight", "state", "default_tier__name", "max_queued", "group__name", *LIMITS
         )
     ]

@@ -20,7 +20,7 @@ from django.db import OperationalError, connection, transaction
 
 from controlplane.common.clock import from_us, to_us, utc_now
 from controlplane.keys.actions import note_used
-from controlplane.usage import samples
+from controlplane.usage import samples, totals
 from controlplane.usage.models import QuarantinedEvent
 from controlplane.usage.partitions import ensure_days
 from router_ext.wire.controlplane import MomentRecord, ReasonRecord, UsageAck, UsageEvent
@@ -114,8 +114,9 @@ def ingest(batch: RawBatch) -> UsageAck:
     for attempt in range(_DEADLOCK_RETRIES + 1):
         try:
             with transaction.atomic():
-                n_new = _book(ordered, unreadable_predictions, router=batch.router) if ordered else 0
+                new = _book(ordered, unreadable_predictions, router=batch.router) if ordered else []
                 n_quarantined = _quarantine(refused, router=batch.router, now=now) if refused else 0
+                booked_at_us = totals.add(new)
             break
         except OperationalError as error:
             if not isinstance(error.__cause__, psycopg.errors.DeadlockDetected) or attempt == _DEADLOCK_RETRIES:
@@ -124,7 +125,12 @@ def ingest(batch: RawBatch) -> UsageAck:
     if n_quarantined:
         # The alarm: one line per batch with new ones; the console and REST show how many there are.
         logger.error("usage.quarantined", router=batch.router, events=n_quarantined, reason=refused[0].reason)
-    return UsageAck(accepted=n_new, known=len(ordered) - n_new + n_twice, quarantined=len(refused))
+    return UsageAck(
+        accepted=len(new),
+        known=len(ordered) - len(new) + n_twice,
+        quarantined=len(refused),
+        booked_at_us=booked_at_us,
+    )
 
 
 def _decode(body: bytes) -> tuple[UsageEvent, bool]:
@@ -214,8 +220,8 @@ def _row(event: UsageEvent) -> tuple[Any, ...]:
 
 def _book(
     ordered: Sequence[tuple[UsageEvent, tuple[Any, ...]]], unreadable_predictions: Set[tuple[int, str]], *, router: str
-) -> int:
-    """Insert rows in key order; returns how many were new. Marks the hours that changed."""
+) -> list[totals.Arrived]:
+    """Insert rows in key order; returns the events that were new. Marks the hours that changed."""
     with connection.cursor() as cursor:
         cursor.execute(
             "CREATE TEMPORARY TABLE IF NOT EXISTS usage_incoming (LIKE usage_event INCLUDING DEFAULTS) "
@@ -246,7 +252,7 @@ def _book(
     samples.keep(new, unreadable=unreadable, router=router)
     # In order of arrival: the last one of each key stays.
     note_used({event.key: arrived for event, arrived in new if event.key})
-    return len(booked)
+    return new
 
 
 def _explain(events: Sequence[UsageEvent]) -> None:

@@ -108,6 +108,23 @@ class UsageHour(models.Model):
         ]
 
 
+class UsageTotal(models.Model):
+    """Prompt and output tokens of a tenant or key (``scope``: its id) that arrived in one UTC day or month.
+
+    ``span``: ``2026-11-30`` or ``2026-11``. ``changed_at_us``: the database's clock when the last batch that added to
+    it was booked (``usage.totals``).
+    """
+
+    pk = models.CompositePrimaryKey("span", "scope")
+    span = models.TextField()
+    scope = models.TextField()
+    tokens = models.BigIntegerField()
+    changed_at_us = models.BigIntegerField()
+
+    class Meta:
+        db_table = "usage_total"
+
+
 class AccuracySums(models.Model):
     """Figures of one stretch of time of arrival, one predictor and one length model (``usage.accuracy``).
 

@@ -5,6 +5,7 @@ from celery import shared_task
 from controlplane.usage.partitions import ensure_ahead
 from controlplane.usage.rollup import roll_up_finished, roll_up_running
 from controlplane.usage.samples import count_recent_samples, forget_old
+from controlplane.usage.totals import forget_old_totals
 
 
 @shared_task
@@ -27,3 +28,4 @@ def make_partitions() -> None:
 @shared_task
 def forget_old_samples() -> None:
     forget_old()
+    forget_old_totals()

@@ -289,7 +289,8 @@ class UsageBatch(msgspec.Struct, frozen=True, kw_only=True):
 class UsageAck(msgspec.Struct, frozen=True, kw_only=True):
     """Everything in the batch is durable: ``accepted`` rows were new, ``known`` were already there.
 
-    ``booked_at_us``: the database's clock after the commit; ``Totals`` with a later ``as_of_us`` include the batch.
+    ``booked_at_us``: the database's clock at the commit; ``Totals`` include the batch if and only if their ``as_of_us``
+    is not earlier.
     """
 
     accepted: int
@@ -312,9 +313,10 @@ class TotalRecord(msgspec.Struct, frozen=True, kw_only=True):
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
     """``GET /router/v1/totals?since_us=0``: what was booked for those that have a quota.
 
-    as_of_us: the database's clock when the sums were read; everything booked before is in them.
+    as_of_us: the database's clock when the sums were read; what was booked before is in them, and nothing else.
     day: the UTC day they are of, ``2026-11-30``. live_routers: routers that sent a heartbeat lately.
-    is_whole: False: only those that changed since ``since_us`` (the ``as_of_us`` of an earlier answer, same day).
+    is_whole: True: who is not among ``totals`` has used nothing. False: only those that changed since ``since_us`` (the
+        ``as_of_us`` of an earlier answer of the same day), or whose quota did.
     """
 
     as_of_us: int
