@@ -24,7 +24,7 @@ from controlplane.training.api import (
     RunningView,
     SamplesView,
 )
-from controlplane.usage.api import QuarantineViewSet, RequestView, UsageReportView
+from controlplane.usage.api import KeyQuotaView, QuarantineViewSet, RequestView, TenantQuotaView, UsageReportView
 
 router = SimpleRouter(trailing_slash=False)
 router.register("tenants", TenantViewSet, basename="tenant")
@@ -58,6 +58,8 @@ urlpatterns = [
     path("predictor/drift", DriftView.as_view(), name="predictor-drift"),
     path("predictor/routers", RunningView.as_view(), name="predictor-routers"),
     path("predictor/samples", SamplesView.as_view(), name="predictor-samples"),
+    path("tenants/<str:tenant_id>/quota", TenantQuotaView.as_view(), name="tenant-quota"),
+    path("keys/<str:key_id>/quota", KeyQuotaView.as_view(), name="key-quota"),
     path("usage/report", UsageReportView.as_view(), name="usage-report"),
     path("", include(router.urls)),
     re_path(r"^.*$", not_found),

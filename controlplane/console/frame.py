@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, cast
 
 from django import forms
@@ -17,6 +18,7 @@ from django_htmx.http import HttpResponseClientRefresh
 from controlplane.accounts.models import User
 from controlplane.common.actor import Actor
 from controlplane.common.errors import ControlPlaneError, Invalid, VersionMismatch
+from controlplane.common.limits import LIMITS, MAX_LIMIT, TEXTS
 from controlplane.fleet.hazards import n_open
 
 P = ParamSpec("P")
@@ -92,6 +94,46 @@ class VersionedForm(forms.Form):
     def values(self) -> dict[str, Any]:
         """The fields by name, for the use case."""
         return {name: value for name, value in self.cleaned_data.items() if name != "version"}
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Some fields of a form under one heading; ``is_open``: something in it is set, or wrong."""
+
+    title: str
+    fields: list[forms.BoundField]
+    is_open: bool
+
+
+def section(title: str, fields: list[forms.BoundField]) -> Section:
+    return Section(title, fields, any(field.errors or field.value() not in (None, "") for field in fields))
+
+
+class LimitedForm(VersionedForm):
+    """A form whose last fields are limits, as ``limits.<name>``; an empty one means no limit."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for name in LIMITS:
+            text = TEXTS[name]
+            self.fields[f"limits.{name}"] = forms.IntegerField(
+                required=False,
+                label=text.label,
+                help_text=f"{text.help} Empty: no limit; 0: nothing.",
+                widget=forms.NumberInput(attrs={"min": "0", "max": str(MAX_LIMIT), "placeholder": "no limit"}),
+            )
+
+    def plain_fields(self) -> list[forms.BoundField]:
+        """The fields under no heading."""
+        return [field for field in self.visible_fields() if not field.name.startswith("limits.")]
+
+    def sections(self) -> list[Section]:
+        return [section("Limits and quotas", [self[f"limits.{name}"] for name in LIMITS])]
+
+    def values(self) -> dict[str, Any]:
+        values = super().values()
+        values["limits"] = {name: values.pop(f"limits.{name}") for name in LIMITS}
+        return values
 
 
 def apply(request: HttpRequest, form: forms.Form, change: Callable[[], str]) -> bool:

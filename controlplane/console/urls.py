@@ -34,6 +34,7 @@ urlpatterns: list[URLPattern] = [
     path("tenants/<str:tenant_id>/stop/", brakes.stop_tenant, name="tenant_stop"),
     path("tenants/<str:tenant_id>/resume/", brakes.resume_tenant, name="tenant_resume"),
     path("tenants/<str:tenant_id>/keys/", tenants.issue_key, name="key_new"),
+    path("tenants/<str:tenant_id>/keys/<str:key_id>/", tenants.key, name="key"),
     path("tenants/<str:tenant_id>/keys/<str:key_id>/revoke/", tenants.revoke_key, name="key_revoke"),
     path("groups/", groups.index, name="groups"),
     path("groups/new/", groups.create, name="group_new"),

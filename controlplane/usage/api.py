@@ -1,4 +1,4 @@
-"""REST of the usage report and the quarantine."""
+"""REST of the usage report, of quotas and of the quarantine."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ from controlplane.common.actor import Actor
 from controlplane.common.clock import utc_now
 from controlplane.common.errors import Invalid, NotFound
 from controlplane.common.rest import PROBLEMS, UseCaseViewSet
-from controlplane.tenants.queries import tenant_names
+from controlplane.common.validation import get_or_not_found
+from controlplane.keys.queries import keys
+from controlplane.tenants.queries import tenant_names, tenants
 from controlplane.usage import queries
 from controlplane.usage.models import QuarantinedEvent
+from controlplane.usage.quotas import quota_use
 from controlplane.usage.report_csv import csv_response
 
 DEFAULT_DAYS = 31
@@ -43,6 +46,45 @@ class ReportSerializer(serializers.Serializer[Any]):
     prompt_tokens = serializers.IntegerField()
     output_tokens = serializers.IntegerField()
     rows = ReportRowSerializer(many=True)
+
+
+class QuotaUseSerializer(serializers.Serializer[Any]):
+    """Tokens of one UTC day or month against its quotas; null: no quota."""
+
+    used_tokens = serializers.IntegerField(help_text="Prompt and output tokens of requests that ended, by arrival")
+    soft_tokens = serializers.IntegerField(allow_null=True, help_text="From here on requests go to the lowest tier")
+    hard_tokens = serializers.IntegerField(allow_null=True, help_text="From here on requests are refused")
+    state = serializers.ChoiceField(choices=["free", "soft", "used_up"])
+    resets_at = serializers.DateTimeField()
+
+
+class QuotasSerializer(serializers.Serializer[Any]):
+    day = QuotaUseSerializer()
+    month = QuotaUseSerializer()
+
+
+class QuotaView(APIView):
+    """What of its quotas was used, in the UTC day and month that run. Requests that still run are not counted."""
+
+    def shown(self, actor: Actor, row: Any) -> Response:
+        spans = {use.span: use for use in quota_use(actor=actor, row=row)}
+        return Response(QuotasSerializer(spans).data)
+
+
+class TenantQuotaView(QuotaView):
+    @extend_schema(operation_id="tenants_quota", responses={200: QuotasSerializer, **PROBLEMS})
+    def get(self, request: Any, tenant_id: str) -> Response:
+        """What a tenant has used of its quotas."""
+        actor: Actor = request.actor
+        return self.shown(actor, get_or_not_found(tenants(actor=actor), "tenant", tenant_id))
+
+
+class KeyQuotaView(QuotaView):
+    @extend_schema(operation_id="keys_quota", responses={200: QuotasSerializer, **PROBLEMS})
+    def get(self, request: Any, key_id: str) -> Response:
+        """What a key has used of its quotas."""
+        actor: Actor = request.actor
+        return self.shown(actor, get_or_not_found(keys(actor=actor), "key", key_id))
 
 
 class CsvRenderer(JSONRenderer):

@@ -111,8 +111,8 @@ class UsageHour(models.Model):
 class UsageTotal(models.Model):
     """Prompt and output tokens of a tenant or key (``scope``: its id) that arrived in one UTC day or month.
 
-    ``span``: ``2026-11-30`` or ``2026-11``. ``changed_at_us``: the database's clock when the last batch that added to
-    it was booked (``usage.totals``).
+    ``span``: ``2026-11-30`` or ``2026-11``. ``changed_at_us``: the database's clock when something was added last
+    (``usage.totals``).
     """
 
     pk = models.CompositePrimaryKey("span", "scope")
@@ -123,6 +123,17 @@ class UsageTotal(models.Model):
 
     class Meta:
         db_table = "usage_total"
+
+
+class UsageAdded(models.Model):
+    """What one batch adds to the totals of one day and scope; gone once it is part of ``UsageTotal``."""
+
+    day = models.DateField()
+    scope = models.TextField()
+    tokens = models.BigIntegerField()
+
+    class Meta:
+        db_table = "usage_added"
 
 
 class AccuracySums(models.Model):

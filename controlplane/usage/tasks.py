@@ -5,12 +5,14 @@ from celery import shared_task
 from controlplane.usage.partitions import ensure_ahead
 from controlplane.usage.rollup import roll_up_finished, roll_up_running
 from controlplane.usage.samples import count_recent_samples, forget_old
-from controlplane.usage.totals import forget_old_totals
+from controlplane.usage.totals import fold, forget_old_totals
 
 
 @shared_task
 def roll_up() -> None:
     roll_up_finished()
+    # Where no router asks for totals.
+    fold()
 
 
 @shared_task

@@ -34,11 +34,20 @@ from controlplane.tenants.models import Group, Tenant
 from controlplane.tiers.actions import create_tier
 from controlplane.tiers.models import Tier
 from controlplane.training.models import Artifact, Evaluation, Job, JobState
+from controlplane.usage.ingest import decode_batch, ingest
 from controlplane.usage.rollup import roll_up_finished, roll_up_running
 from controlplane.usage.samples import count_recent_samples
 from router_ext.ops.embedded import free_port
 from router_ext.predict.versions import FEATURE_VERSION
-from router_ext.wire.controlplane import HazardRecord, Heartbeat, PoolState, PredictionRecord, UsageBatch, UsageEvent
+from router_ext.wire.controlplane import (
+    HazardRecord,
+    Heartbeat,
+    PoolState,
+    PredictionRecord,
+    UsageAck,
+    UsageBatch,
+    UsageEvent,
+)
 
 _numbers = count(1)
 _ranks = count(1)  # tiers are few; a rank has an upper limit
@@ -181,6 +190,17 @@ def usage_event(**fields: Any) -> UsageEvent:
 
 def usage_body(*events: UsageEvent, router: str = "rtr_1") -> bytes:
     return msgspec.json.encode(UsageBatch(router=router, events=list(events)))
+
+
+def book(*events: UsageEvent) -> UsageAck:
+    """Book events as one batch."""
+    return ingest(decode_batch(usage_body(*events)))
+
+
+def undated(ack: UsageAck) -> UsageAck:
+    """An acknowledgement without its instant."""
+    assert abs(ack.booked_at_us - to_us(utc_now())) < 600_000_000
+    return msgspec.structs.replace(ack, booked_at_us=0)
 
 
 def is_test_database() -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 from django import forms
@@ -14,7 +13,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from controlplane.common.actor import Scope
 from controlplane.common.validation import get_or_not_found
-from controlplane.console.frame import VersionedForm, act, actor_of, apply, signed_in
+from controlplane.console.frame import Section, VersionedForm, act, actor_of, apply, section, signed_in
 from controlplane.fleet import actions, brakes, queries
 from controlplane.fleet.fairness import TenantBound, pool_fairness
 from controlplane.fleet.models import Backend, Pool
@@ -54,15 +53,6 @@ def _knob_field(knob: Knob) -> forms.Field:
 def _number_input(knob: Knob, step: str) -> forms.NumberInput:
     attributes = {"step": step, "min": f"{knob.low:g}", "max": f"{knob.high:g}", "placeholder": f"{knob.default:g}"}
     return forms.NumberInput(attrs=attributes)
-
-
-@dataclass(frozen=True, slots=True)
-class KnobSection:
-    """Some fields of a form under one heading; ``is_open``: something in it is set, or wrong."""
-
-    title: str
-    fields: list[forms.BoundField]
-    is_open: bool
 
 
 class PoolForm(VersionedForm):
@@ -115,14 +105,13 @@ class PoolForm(VersionedForm):
         """What is asked of grammars."""
         return [self[name] for name in GUARD_FIELDS]
 
-    def sections(self) -> list[KnobSection]:
+    def sections(self) -> list[Section]:
         """The knobs under their headings."""
         found = []
         for title in SECTIONS:
             fields = [self[f"scheduling.{name}"] for name, knob in KNOBS.items() if knob.section == title]
-            is_open = any(field.errors or field.value() not in (None, "") for field in fields)
             if fields:
-                found.append(KnobSection(title, fields, is_open))
+                found.append(section(title, fields))
         return found
 
     def values(self) -> dict[str, Any]:

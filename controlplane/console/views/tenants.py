@@ -16,8 +16,10 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from controlplane.common.actor import Actor
 from controlplane.common.clock import utc_now
 from controlplane.common.errors import Invalid
+from controlplane.common.limits import Limited, limit_fields
 from controlplane.common.validation import get_or_not_found, without_nul
-from controlplane.console.frame import VersionedForm, act, actor_of, apply, signed_in
+from controlplane.console import charts
+from controlplane.console.frame import LimitedForm, act, actor_of, apply, signed_in
 from controlplane.fleet import queries as fleet_queries
 from controlplane.keys import actions as key_actions
 from controlplane.keys import queries as key_queries
@@ -25,11 +27,12 @@ from controlplane.keys.models import ApiKey
 from controlplane.tenants import actions, queries
 from controlplane.tenants.models import Tenant
 from controlplane.tiers import queries as tier_queries
+from controlplane.usage.quotas import quota_use
 
 PAGE = 100
 
 
-class TenantForm(VersionedForm):
+class TenantForm(LimitedForm):
     name = forms.CharField(max_length=200, help_text="As people call it.")
     slug = forms.SlugField(
         max_length=63, required=False, help_text="Short name for reports and files; made from the name if left empty."
@@ -69,7 +72,7 @@ class TenantForm(VersionedForm):
         return values
 
 
-class KeyForm(forms.Form):
+class KeyForm(LimitedForm):
     name = forms.CharField(max_length=200, help_text="Where it is used, such as “web chat, production”.")
     default_pool = forms.ChoiceField(label="Pool", help_text="Serves requests that name no model.")
     default_tier = forms.ChoiceField(required=False, help_text="The tenant's default unless chosen here.")
@@ -85,6 +88,27 @@ class KeyForm(forms.Form):
         tiers += [(name, name) for name in queries.tier_names(tenant)]
         self.fields["default_pool"].choices = pools  # type: ignore[attr-defined]  # a choice field
         self.fields["default_tier"].choices = tiers  # type: ignore[attr-defined]  # a choice field
+
+    def values(self) -> dict[str, Any]:
+        values = super().values()
+        values["default_tier"] = values["default_tier"] or None
+        return values
+
+
+def _limits(row: Limited) -> dict[str, int]:
+    """Initial values of a ``LimitedForm``."""
+    return {f"limits.{name}": value for name, value in limit_fields(row).items()}
+
+
+def _quotas(actor: Actor, row: Limited) -> list[dict[str, Any]]:
+    """Use and meter of the day and the month that run."""
+    return [
+        {
+            "use": use,
+            "meter": "" if use.ratio is None else charts.meter(title=f"Quota of the {use.span}", ratio=use.ratio),
+        }
+        for use in quota_use(actor=actor, row=row)
+    ]
 
 
 def _tenant(request: HttpRequest, tenant_id: str) -> Tenant:
@@ -137,7 +161,7 @@ def detail(request: HttpRequest, tenant_id: str) -> HttpResponseBase:
     """Settings and keys of one tenant."""
     actor = actor_of(request)
     tenant = _tenant(request, tenant_id)
-    initial = {**actions.tenant_fields(tenant), "version": tenant.version}
+    initial = {**actions.tenant_fields(tenant), **_limits(tenant), "version": tenant.version}
     form = TenantForm(request.POST or None, initial=initial, actor=actor)
 
     def change() -> str:
@@ -154,6 +178,7 @@ def detail(request: HttpRequest, tenant_id: str) -> HttpResponseBase:
         # Live ones first: a key that is never revoked must not fall off the page behind revoked ones.
         "keys": keys[:PAGE],
         "has_more_keys": len(keys) > PAGE,
+        "quotas": _quotas(actor, tenant),
         "now": utc_now(),
         # Ids of its own: the page holds two forms with a field "name".
         "key_form": KeyForm(actor=actor, tenant=tenant, auto_id="key_%s"),
@@ -183,17 +208,8 @@ def issue_key(request: HttpRequest, tenant_id: str) -> HttpResponseBase:
     tenant = _tenant(request, tenant_id)
     form = KeyForm(request.POST, actor=actor, tenant=tenant)
     if form.is_valid():
-        values = form.cleaned_data
         try:
-            key, text = key_actions.issue_key(
-                actor=actor,
-                tenant_id=tenant.id,
-                name=values["name"],
-                default_pool=values["default_pool"],
-                default_tier=values["default_tier"] or None,
-                may_choose_tier=values["may_choose_tier"],
-                expires_at=values["expires_at"],
-            )
+            key, text = key_actions.issue_key(actor=actor, tenant_id=tenant.id, **form.values())
         except Invalid as problem:
             for field, texts in problem.fields.items():
                 form.add_error(field if field in form.fields else None, texts)
@@ -205,6 +221,26 @@ def issue_key(request: HttpRequest, tenant_id: str) -> HttpResponseBase:
         "back": reverse("console:tenant", args=[tenant.id]),
     }  # fmt: skip
     return render(request, "console/form.html", context, status=422)
+
+
+@require_http_methods(["GET", "POST"])
+@signed_in
+def key(request: HttpRequest, tenant_id: str, key_id: str) -> HttpResponseBase:
+    """Settings of one key, and what it has used."""
+    actor = actor_of(request)
+    tenant = _tenant(request, tenant_id)
+    row: ApiKey = get_or_not_found(key_queries.keys(actor=actor, tenant=tenant.id), "key", key_id)
+    initial = {**key_actions.key_fields(row), **_limits(row), "version": row.version}
+    form = KeyForm(request.POST or None, initial=initial, actor=actor, tenant=tenant)
+
+    def change() -> str:
+        key_actions.update_key(actor=actor, key_id=row.id, expected_version=form.shown_version, **form.values())
+        return "Saved. Routers apply it within two seconds."
+
+    if request.method == "POST" and form.is_valid() and apply(request, form, change):
+        return redirect("console:key", tenant.id, row.id)
+    context = {"tenant": tenant, "key": row, "form": form, "quotas": _quotas(actor, row), "now": utc_now()}
+    return render(request, "console/key.html", context)
 
 
 @require_POST

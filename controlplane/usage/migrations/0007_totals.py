@@ -7,6 +7,8 @@ from django.db import migrations, models
 
 FORWARD = """
 ALTER TABLE usage_total SET (fillfactor = 70);
+-- Filled and emptied all the time: its size says nothing of what there is to clean.
+ALTER TABLE usage_added SET (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 10000);
 LOCK TABLE usage_event IN SHARE MODE;
 WITH by_day AS (
     SELECT (arrived_at AT TIME ZONE 'UTC')::date AS day, tenant, key,
@@ -52,6 +54,18 @@ class Migration(migrations.Migration):
             ],
             options={
                 "db_table": "usage_total",
+            },
+        ),
+        migrations.CreateModel(
+            name="UsageAdded",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("day", models.DateField()),
+                ("scope", models.TextField()),
+                ("tokens", models.BigIntegerField()),
+            ],
+            options={
+                "db_table": "usage_added",
             },
         ),
         migrations.RunSQL(FORWARD, migrations.RunSQL.noop),
