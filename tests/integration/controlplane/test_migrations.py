@@ -82,7 +82,7 @@ from controlplane.training.models import Artifact, Job
 from controlplane.training.queries import sample_counts
 from controlplane.usage.accuracy import accuracy
 from controlplane.usage.ingest import decode_batch, ingest
-from controlplane.usage.models import UsageEvent
+from controlplane.usage.models import UsageEvent, UsageTotal
 from controlplane.usage.rollup import roll_up_finished, roll_up_running
 from tests.support.control_plane import predicted_event, usage_body
 actor = system_actor("test")
@@ -99,6 +99,8 @@ print(json.dumps({
     "accepted": ack.accepted,
     "later": accuracy(**span).total["served"].n,
     "triggers": sorted(Job.objects.exclude(pk=job.id).values_list("trigger", flat=True)),
+    "totals": sorted(UsageTotal.objects.values_list("span", "scope", "tokens")),
+    "now": [f"{now:%Y-%m}", f"{now:%Y-%m-%d}"],
     "body": bytes(Artifact.objects.get(pk="art_old").body).decode(),
     "job": jobs.run(job.id),
     "events": UsageEvent.objects.count(),
@@ -142,4 +144,6 @@ def test_a_database_in_use_is_brought_up_to_date(old_database: dict[str, str]) -
     assert (found["running"], found["samples"]) == (3, {"pol_old": 3})
     assert (found["accepted"], found["later"], found["events"]) == (1, 4, 2)
     assert (found["triggers"], found["body"], found["job"]) == (["request", "request"], "old", True)
+    # The event of before is counted, for its tenant and its key; the one after waits to be folded.
+    assert found["totals"] == [[span, scope, 6] for span in found["now"] for scope in ("key", "ten")]
     assert (found["rolled_up"] >= 1, found["hour"]) == (True, 4)

@@ -214,8 +214,9 @@ READABLE = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("path", READABLE)
+@pytest.mark.parametrize("path", [*READABLE, "/tenants/{tenants}/quota", "/keys/{keys}/quota"])
 def test_reading_needs_the_read_scope(world: World, viewer: User, operator: User, path: str) -> None:
+    path = path.format(**world.ids)
     assert ApiClient(None).send("GET", path).status_code == 401
     assert api_client(viewer, "admin.read").send("GET", path).status_code == 200
     assert api_client(operator, "admin.write").send("GET", path).status_code == 200
