@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import msgspec
 import structlog
 from django.db import connection, transaction
 
 from controlplane.common.actor import Actor
 from controlplane.common.clock import utc_now
 from controlplane.common.valkey import UNAVAILABLE, valkey
+from controlplane.rollout import bodies
 from controlplane.rollout.models import Revision
-from controlplane.rollout.snapshot import build_snapshot, content_digest, validate_snapshot
+from controlplane.rollout.queries import KEPT_BODIES
+from controlplane.rollout.snapshot import build_snapshot, delta_between, validate_snapshot
 
 logger = structlog.get_logger(__name__)
 
 CHANNEL = "fairlane:revision"
 _PUBLISH_LOCK = 0x66_6C_01
-KEPT_BODIES = 100
 
 
 def publish(actor: Actor, reason: str) -> Revision | None:
@@ -34,24 +34,26 @@ def publish(actor: Actor, reason: str) -> Revision | None:
     """
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_PUBLISH_LOCK])
-    last = Revision.objects.defer("body").order_by("-number").first()
+    last = Revision.objects.defer("body", "delta").order_by("-number").first()
     published_at = utc_now()
-    snapshot = build_snapshot(revision=last.number + 1 if last is not None else 1, published_at=published_at)
-    content = content_digest(snapshot)
-    if last is not None and last.content_digest == content:
+    built = build_snapshot(revision=last.number + 1 if last is not None else 1, published_at=published_at)
+    if last is not None and last.content_digest == built.content_digest:
         return None
+    snapshot, body = built.snapshot, built.body
     validate_snapshot(snapshot)
-    body = msgspec.json.encode(snapshot, order="deterministic")
+    before = None if last is None else bodies.read(last.number)
+    delta = None if before is None else delta_between(before, body)
     revision = Revision.objects.create(
         number=snapshot.revision,
         digest=snapshot.digest,
-        content_digest=content,
-        body=body,
+        content_digest=built.content_digest,
+        delta=delta,
         n_bytes=len(body),
         published_at=published_at,
         actor=actor.label,
         reason=reason,
     )
+    bodies.write(snapshot.revision, body)
     transaction.on_commit(lambda: announce(snapshot.revision))
     return revision
 
@@ -66,7 +68,7 @@ def announce(number: int) -> None:
 
 
 def trim_revisions() -> int:
-    """Forget the bodies of all but the newest revisions; their lines stay. Returns how many were trimmed."""
+    """Forget bodies and deltas of all but the newest revisions; their lines stay. Returns how many were trimmed."""
     newest = Revision.objects.order_by("-number").values_list("number", flat=True)[:KEPT_BODIES]
     oldest_kept = min(newest, default=0)
-    return Revision.objects.filter(number__lt=oldest_kept, body__isnull=False).update(body=None)
+    return Revision.objects.filter(number__lt=oldest_kept, body__isnull=False).update(body=None, delta=None)

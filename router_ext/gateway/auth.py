@@ -11,6 +11,7 @@ import hmac
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from router_ext.core.ids import KeyId, TenantId, TierName
 from router_ext.errors import NotAllowed, NotAuthenticated
@@ -104,7 +105,7 @@ class KeyRing:
                     time.sleep(0)
             self._entries[record.public_id] = entry
 
-    def entries(self) -> list[object]:
+    def entries(self) -> list[Any]:
         """What the ring is made of, to be let go of in small pieces."""
         return list(self._entries.values())
 

@@ -14,7 +14,7 @@ from rich.table import Column, Table
 from router_ext.errors import FairlaneError, SettingsError, SnapshotRefused
 from router_ext.gateway.configure import Directory
 from router_ext.settings import RouterSettings, load_router_settings, variable_of
-from router_ext.sync.snapshot_file import decode_snapshot
+from router_ext.sync.saved_snapshot import read_with_deltas
 from router_ext.wire.controlplane import ConfigSnapshot
 
 
@@ -45,7 +45,7 @@ def read_snapshot(path: Path) -> ConfigSnapshot:
         SnapshotRefused: unreadable, or not a snapshot.
     """
     try:
-        return decode_snapshot(path.read_bytes())
+        return read_with_deltas(path)
     except OSError as error:
         raise SnapshotRefused(f"{path}: {error.strerror}") from None
 

@@ -24,7 +24,6 @@ from router_ext.core.ids import BackendId, TierName
 from router_ext.errors import ModelNotFound, SettingsError, SnapshotRefused
 from router_ext.gateway.auth import Identity, KeyRing
 from router_ext.settings import load_backend_key
-from router_ext.sync.snapshot_file import let_go
 from router_ext.wire.controlplane import BackendRecord, ConfigSnapshot, LimitsRecord, PoolRecord, TenantRecord
 from router_ext.wire.tgi import Info
 
@@ -123,12 +122,9 @@ class Directory:
             pool_config(record, snapshot, {}, self.roster.shares)
         self.keys = KeyRing(snapshot, peppers, None if before is None else before.keys)
 
-    def let_go(self) -> None:
-        """Free what only this one still holds, in small pieces: freeing 100,000 keys at once would stop the loop.
-
-        For a worker thread, once another one is in force.
-        """
-        let_go(self.keys.entries(), list(self.roster.shares.tenants.values()))
+    def parts(self) -> list[list[Any]]:
+        """What there is very much of, for ``let_go`` once another one is in force: freed at once it stops the loop."""
+        return [self.keys.entries(), list(self.roster.shares.tenants.values())]
 
     def resolve(self, model: str | None, identity: Identity) -> PoolRecord:
         """The pool that serves a request.

@@ -29,6 +29,7 @@ from router_ext.gateway.guarding import Guarding
 from router_ext.gateway.limits import SWEEP_S, Limiter
 from router_ext.gateway.model import Member
 from router_ext.guard.service import Guard
+from router_ext.obs import collector
 from router_ext.obs.logs import get_logger
 from router_ext.obs.metrics import BackendReading, Metrics, PoolReading, Readings, TenantReading
 from router_ext.obs.tracing import PassedOn, Tracing
@@ -39,7 +40,7 @@ from router_ext.sync.counters import CountersFile
 from router_ext.sync.ledger import Ledger, now_us
 from router_ext.sync.link import ControlPlaneLink
 from router_ext.sync.quota import QuotaBook
-from router_ext.sync.snapshot_file import decode_snapshot
+from router_ext.sync.snapshot_file import LARGE_BYTES, decode_snapshot, let_go
 from router_ext.wire.controlplane import (
     ArtifactRecord,
     BackendRecord,
@@ -52,6 +53,7 @@ from router_ext.wire.controlplane import (
     PoolState,
     TenantState,
 )
+from router_ext.wire.deltas import keep_same
 
 SNAPSHOT_FILE_POLL_S = 0.2
 """How often a snapshot file given in place of a control plane is looked at."""
@@ -200,8 +202,12 @@ class Router:
         path = self.settings.snapshot_file
         assert path is not None
         try:
-            snapshot = await asyncio.to_thread(lambda: decode_snapshot(path.read_bytes()))
-            await self.apply(snapshot)
+            body = await asyncio.to_thread(path.read_bytes)
+            with collector.keeping() if len(body) > LARGE_BYTES else contextlib.nullcontext():
+                snapshot = await asyncio.to_thread(decode_snapshot, body)
+                if self.directory is not None:
+                    snapshot = await asyncio.to_thread(keep_same, snapshot, self.directory.snapshot)
+                await self.apply(snapshot)
             await self._load_kept(snapshot)
         except OSError as error:
             self._refused = (0, f"{path}: {error.strerror}")
@@ -314,7 +320,9 @@ class Router:
         self.directory = directory
         self._applied_at_us = now_us()
         if before is not None:
-            await asyncio.to_thread(before.let_go)
+            held = before.parts()
+            del before
+            await asyncio.to_thread(let_go, *held)
 
     def _make_engine(self, record: PoolRecord, directory: Directory) -> PoolEngine:
         return PoolEngine(

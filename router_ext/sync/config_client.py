@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
-import os
 import random
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import structlog
 
 from router_ext.core.config import ConfigError
 from router_ext.errors import ArtifactRefused, SnapshotRefused
+from router_ext.obs import collector
 from router_ext.sync.artifacts import ArtifactStore
 from router_ext.sync.ledger import now_us
+from router_ext.sync.saved_snapshot import SavedSnapshot
 from router_ext.sync.session import (
     Answer,
     Backoff,
@@ -24,8 +26,16 @@ from router_ext.sync.session import (
     ControlPlaneSession,
     ControlPlaneUnavailable,
 )
-from router_ext.sync.snapshot_file import MAX_SNAPSHOT_BYTES, decode_snapshot, remove_parts, write_atomically
-from router_ext.wire.controlplane import LONG_POLL_S, SNAPSHOT_PATH, ArtifactRecord, ConfigSnapshot
+from router_ext.sync.snapshot_file import LARGE_BYTES, MAX_SNAPSHOT_BYTES, decode_snapshot, let_go, remove_parts
+from router_ext.wire.controlplane import (
+    BASE_HEADER,
+    LONG_POLL_S,
+    SNAPSHOT_PATH,
+    ArtifactRecord,
+    ConfigSnapshot,
+    SnapshotDelta,
+)
+from router_ext.wire.deltas import decode_deltas, follow, keep_same
 
 log = structlog.get_logger(__name__)
 
@@ -38,7 +48,9 @@ _LEAST_POLL_S = 0.5
 
 
 class ConfigClient:
-    """Follows the published revision and hands each one to ``apply``.
+    """Follows the published revision and hands each one to ``apply``: by deltas from the one in force where it can.
+
+    Records that have not changed are the very objects of the snapshot before, in whatever way it came.
 
     ``apply`` raises ``SnapshotRefused`` (or ``ConfigError``) to refuse; whatever it raises, the last good revision
     stays and the refusal is reported by the attributes below, hence by the heartbeat. A refused revision is not tried
@@ -70,7 +82,9 @@ class ConfigClient:
         self.refused_reason: str | None = None
         self.last_error: str | None = None
         self._session = session
-        self._path = directory / "snapshot.json"
+        self._directory = directory
+        self._saved = SavedSnapshot(directory)
+        self._wants_whole = False
         self._store = ArtifactStore(directory / "artifacts")
         self._apply = apply
         self._on_artifact = on_artifact
@@ -95,20 +109,19 @@ class ConfigClient:
 
     async def load_saved(self) -> bool:
         """Apply the copy on disk, so that a router starts without its control plane. False if there is no good one."""
-        for folder in (self._path.parent, self._store.directory):
+        for folder in (self._directory, self._store.directory):
             await asyncio.to_thread(remove_parts, folder)
         try:
-            body = await asyncio.to_thread(self._path.read_bytes)
+            is_good = await self._consider(self._saved.read, is_saved=True, is_large=True)
         except FileNotFoundError:
             return False
         except OSError as error:
             log.error("config.saved_copy_unreadable", reason=error.strerror)
             return False
-        is_good = await self._consider(body, is_saved=True)
         if is_good and self.snapshot is not None:
             self._etag = f'"{self.snapshot.digest}"'
         elif not is_good:
-            os.replace(self._path, self._path.with_suffix(".refused.json"))
+            await asyncio.to_thread(self._saved.set_aside)
         return is_good
 
     async def run(self) -> None:
@@ -143,9 +156,12 @@ class ConfigClient:
             ControlPlaneUnavailable, ControlPlaneRefused: no answer, or one that is damaged.
         """
         headers = {"If-None-Match": self._etag} if self._etag else {}
+        path = f"{SNAPSHOT_PATH}?wait_s={self._long_poll_s}"
+        if self.snapshot is not None and not self._wants_whole and not self._saved.is_long:
+            path += f"&base={self.snapshot.digest}"
         answer = await self._session.request(
             "GET",
-            f"{SNAPSHOT_PATH}?wait_s={self._long_poll_s}",
+            path,
             headers=headers,
             timeout_s=self._long_poll_s + 30.0,
             max_bytes=MAX_SNAPSHOT_BYTES,
@@ -157,34 +173,71 @@ class ConfigClient:
         return await self._receive(answer)
 
     async def _receive(self, answer: Answer) -> bool:
-        before = self.snapshot.digest if self.snapshot else None
-        if not await self._consider(answer.body, is_saved=False):
+        before = None if self.snapshot is None else self.snapshot.digest
+        deltas: list[tuple[SnapshotDelta, bytes]] = []
+        if BASE_HEADER.lower() in answer.headers:
+            try:
+                deltas = await asyncio.to_thread(decode_deltas, answer.body)
+                following = await asyncio.to_thread(self._follow_deltas, [delta for delta, _ in deltas])
+            except SnapshotRefused as error:
+                # What leads nowhere is made up for by the whole.
+                self._wants_whole = True
+                raise ControlPlaneUnavailable(error.message) from error
+            is_taken = await self._consider(lambda: following, is_large=False)
+        else:
+            is_large = len(answer.body) > LARGE_BYTES
+            is_taken = await self._consider(lambda: self._decode(answer.body), is_large=is_large)
+        if not is_taken and self.refused_revision is None:
             # A damaged transfer is fetched again; a revision that was refused for its content is not.
-            if self.refused_revision is None:
-                raise ControlPlaneUnavailable(self.refused_reason or "damaged snapshot")
-            self._etag = answer.headers.get("etag")
-            return True
+            raise ControlPlaneUnavailable(self.refused_reason or "damaged snapshot")
         self._etag = answer.headers.get("etag")
+        if not is_taken:
+            return True
+        if not deltas:
+            self._wants_whole = False
         is_news = self.snapshot is not None and self.snapshot.digest != before
         if is_news:
             try:
-                await asyncio.to_thread(write_atomically, self._path, answer.body)
+                if deltas:
+                    await asyncio.to_thread(self._saved.append, [raw for _, raw in deltas])
+                else:
+                    await asyncio.to_thread(self._saved.write, answer.body)
             except OSError as error:  # it serves; only a start without the control plane would be on the older one
                 log.error("config.not_saved", revision=self.applied_revision, reason=error.strerror)
         return is_news
 
-    async def _consider(self, body: bytes, *, is_saved: bool) -> bool:
-        """Decode, check and apply. False if it was refused."""
+    def _follow_deltas(self, deltas: list[SnapshotDelta]) -> ConfigSnapshot:
+        if self.snapshot is None:
+            raise SnapshotRefused("deltas came, and there is nothing they could go from")
+        return follow(self.snapshot, deltas)
+
+    def _decode(self, body: bytes) -> ConfigSnapshot:
+        snapshot = decode_snapshot(body)
+        return snapshot if self.snapshot is None else keep_same(snapshot, self.snapshot)
+
+    async def _consider(self, load: Callable[[], ConfigSnapshot], *, is_large: bool, is_saved: bool = False) -> bool:
+        """Load off the loop, check and apply. False if it was refused. ``is_large``: a whole one of many records.
+
+        Raises:
+            OSError: from ``load``.
+        """
         revision: int | None = None
         try:
-            snapshot = await asyncio.to_thread(decode_snapshot, body)
-            revision = snapshot.revision
-            if self.snapshot is not None and snapshot.digest == self.snapshot.digest:
-                self.refused_revision = self.refused_reason = None
-                return True
-            result = self._apply(snapshot)
-            if inspect.isawaitable(result):
-                await result
+            with collector.keeping() if is_large else contextlib.nullcontext():
+                snapshot = await asyncio.to_thread(load)
+                revision = snapshot.revision
+                if self.snapshot is not None and snapshot.digest == self.snapshot.digest:
+                    self.refused_revision = self.refused_reason = None
+                    return True
+                result = self._apply(snapshot)
+                if inspect.isawaitable(result):
+                    await result
+        except OSError:
+            if revision is None:
+                raise
+            log.exception("config.apply_failed", revision=revision)
+            self._refuse(revision, "could not be applied: OSError", is_saved=is_saved)
+            return False
         except (SnapshotRefused, ConfigError) as error:
             self._refuse(revision, str(error), is_saved=is_saved)
             return False
@@ -192,13 +245,17 @@ class ConfigClient:
             log.exception("config.apply_failed", revision=revision)
             self._refuse(revision, f"could not be applied: {type(error).__name__}", is_saved=is_saved)
             return False
-        self.snapshot = snapshot
+        before, self.snapshot = self.snapshot, snapshot
         self.applied_at_us = now_us()
         self.refused_revision = self.refused_reason = None
         self._ready.set()
         self._changed.set()
         log.info("config.applied", revision=snapshot.revision, digest=snapshot.digest[:12], saved_copy=is_saved)
         self._report()
+        if before is not None:
+            held: list[list[Any]] = [list(before.keys), list(before.tenants)]
+            del before  # what only it refers to is freed in the thread, a little at a time
+            await asyncio.to_thread(let_go, *held)
         return True
 
     def _refuse(self, revision: int | None, reason: str, *, is_saved: bool) -> None:

@@ -29,6 +29,7 @@ from controlplane.rollout.watch import RevisionWatcher
 from controlplane.tenants.actions import update_tenant
 from controlplane.training.models import Artifact
 from router_ext.wire import controlplane as wire
+from router_ext.wire.deltas import decode_deltas, follow
 from tests.support.control_plane import ApiClient, Site, make_key, make_pool, make_tenant, wait_for
 
 RouterAndHeaders = tuple[Router, dict[str, str]]
@@ -93,6 +94,59 @@ class TestSnapshot:
         assert Revision.objects.filter(body__isnull=False).count() == 3
         assert Revision.objects.count() == n_revisions
         assert self.get(router[1]).status_code == 200
+
+    def test_a_router_gets_what_has_changed_since_the_revision_it_has(
+        self, router: RouterAndHeaders, system: Actor
+    ) -> None:
+        pool = make_pool(system)
+        others = [make_tenant(system) for _ in range(40)]
+        tenant = others[0]
+        key, _ = make_key(system, tenant, pool)
+        first = self.get(router[1])
+        held = msgspec.json.decode(first.content, type=wire.ConfigSnapshot)
+        update_tenant(actor=system, tenant_id=tenant.id, weight=7.0)
+        make_key(system, tenant, pool)
+        revoke_key(actor=system, key_id=key.id)
+        answer = self.get(router[1], f"?base={held.digest}", etag=first.headers["etag"])
+        whole = self.get(router[1])
+        assert answer.headers[wire.BASE_HEADER] == first.headers["etag"]
+        assert answer.headers["etag"] == whole.headers["etag"]
+        deltas = [delta for delta, _ in decode_deltas(answer.content)]
+        assert len(deltas) == 3
+        assert [[t.weight for t in d.tenants] for d in deltas] == [[7.0], [], []]
+        assert deltas[2].keys_gone == [key.id]
+        assert followed(held, deltas) == msgspec.json.decode(whole.content, type=wire.ConfigSnapshot)
+        assert len(answer.content) < len(whole.content) // 2
+
+    @pytest.mark.parametrize("base", ["f" * 64, "soon", "%00", "'"])
+    def test_from_what_is_unknown_the_whole_is_given(self, router: RouterAndHeaders, system: Actor, base: str) -> None:
+        make_tenant(system)
+        answer = self.get(router[1], f"?base={base}")
+        assert answer.status_code == 200
+        assert wire.BASE_HEADER not in answer.headers
+        assert msgspec.json.decode(answer.content, type=wire.ConfigSnapshot).tenants
+
+    def test_where_the_way_is_forgotten_the_whole_is_given(
+        self, router: RouterAndHeaders, system: Actor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(actions, "KEPT_BODIES", 2)
+        tenants = [make_tenant(system) for _ in range(20)]
+        held = msgspec.json.decode(self.get(router[1]).content, type=wire.ConfigSnapshot)
+        for n in range(3):
+            update_tenant(actor=system, tenant_id=tenants[0].id, weight=float(n + 2))
+        assert wire.BASE_HEADER in self.get(router[1], f"?base={held.digest}").headers
+        actions.trim_revisions()
+        assert wire.BASE_HEADER not in self.get(router[1], f"?base={held.digest}").headers
+
+
+def followed(held: wire.ConfigSnapshot, deltas: list[wire.SnapshotDelta]) -> wire.ConfigSnapshot:
+    """Where the deltas lead, with the records in the order in which they are published."""
+    after = follow(held, deltas)
+    return msgspec.structs.replace(
+        after,
+        tenants=sorted(after.tenants, key=lambda r: r.tenant),
+        keys=sorted(after.keys, key=lambda r: r.key),
+    )
 
 
 class TestWatcher:
