@@ -113,13 +113,17 @@ class Foresight:
         self._is_collected = is_collected
 
     async def settled(self) -> None:
-        """Wait for the answers as long as the limit, counted from the questions, allows."""
-        pending = [answer for answer in self._asked if answer is not None and not answer.done()]
-        if pending:
-            rest_s = self._deadline - asyncio.get_running_loop().time()
-            if rest_s > 0:
-                await asyncio.wait(pending, timeout=rest_s)
+        """Wait for the answers as long as the limit, counted from the questions, allows.
+
+        Without a length model nothing is waited for: what the memory alone says of a prompt is used if it is there by
+        the time the prompt has been measured, and is worth less than the wait.
+        """
         pool = self._pool
+        if pool.digest is not None:
+            pending = [answer for answer in self._asked if answer is not None and not answer.done()]
+            rest_s = self._deadline - asyncio.get_running_loop().time()
+            if pending and rest_s > 0:
+                await asyncio.wait(pending, timeout=rest_s)
         for foreseen, asked in zip(self.answers, self._asked, strict=True):
             if asked is not None:
                 _take(foreseen, asked, pool.digest)

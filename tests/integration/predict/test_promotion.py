@@ -168,7 +168,6 @@ async def test_a_trained_model_answers_within_two_seconds_of_its_promotion(tmp_p
     async with promoting(tmp_path) as made:
         record = await made.prediction(prompt("one sentence", 700))
         assert (record.source, record.length_model) == ("default", None)
-        assert record.features is not None
         started = time.monotonic()
         good = await made.promote(data)
         await made.heard_of(lambda pool: pool.length_model_digest == good)

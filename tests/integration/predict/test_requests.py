@@ -77,6 +77,10 @@ class Foretold:
 
     async def ask(self, body: dict[str, Any] | None = None, path: str = "/generate_stream") -> UsageEvent:
         await Peer(self.world, path, body or BODY).wait()
+        return self.booked()
+
+    def booked(self) -> UsageEvent:
+        """The event of the request that ended last."""
         batch = self.world.router.ledger.read_batch()
         assert batch is not None
         self.world.router.ledger.ack(batch)
@@ -124,6 +128,8 @@ async def test_a_model_s_answer_is_what_the_scheduler_and_the_books_are_told(tmp
 
 async def test_the_worker_is_told_how_a_request_is_sampled(tmp_path: Path) -> None:
     async with foretold(tmp_path) as told:
+        digest = await told.promote()
+        await until(lambda: told.engine.foresight.digest == digest)
         for more, stated in (({}, b"None None"), ({"top_k": 7, "typical_p": 0.5}, b"7 0.5")):
             record = await told.prediction(body={**BODY, "parameters": {**BODY["parameters"], **more}})
             assert record.features is not None
@@ -235,7 +241,16 @@ async def test_a_model_taken_out_of_the_configuration_answers_no_more(tmp_path: 
 
 async def test_without_a_model_features_are_booked_all_the_same(tmp_path: Path) -> None:
     async with foretold(tmp_path, "nan") as told:
-        record = await told.prediction()
+        # The request does not wait for what the worker says, and runs for long enough to have it in its books.
+        told.world.generation = stream(3, ending=Ending.HANG)
+        peer = Peer(told.world, "/generate_stream", BODY)
+        client = told.predictions.client
+        assert client is not None
+        await until(lambda: client.outstanding == 0 and b"t3" in peer.data)
+        peer.exchange.connection_lost()
+        await peer.wait()
+        record = told.booked().prediction
+        assert record is not None
         assert (record.source, record.fallback_reason, record.quantiles) == ("default", None, None)
         assert record.features is not None
         assert told.engine.foresight.fallbacks == {}
@@ -252,6 +267,8 @@ async def test_features_are_not_booked_where_nobody_wants_them(tmp_path: Path) -
 async def test_of_several_prompts_each_is_predicted_and_none_is_learned_from(tmp_path: Path) -> None:
     """Their lengths are booked as one sum."""
     async with foretold(tmp_path) as told:
+        digest = await told.promote()
+        await until(lambda: told.engine.foresight.digest == digest)
         body = {"model": "main", "prompt": ["one", "two", "three"], "max_tokens": 5}
         record = await told.prediction(body=body, path="/v1/completions")
         assert record.features is None
@@ -279,6 +296,8 @@ async def test_what_is_refused_is_not_counted(tmp_path: Path) -> None:
 
 async def test_the_worker_hears_of_every_end(tmp_path: Path) -> None:
     async with foretold(tmp_path) as told:
+        digest = await told.promote()
+        await until(lambda: told.engine.foresight.digest == digest)
         for expected in range(3):
             record = await told.prediction()
             assert record.features is not None
