@@ -6,6 +6,7 @@ begins with ``FAIRLANE_ROUTER_`` and is not listed here is refused, so that a mi
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import socket
@@ -59,6 +60,13 @@ class RouterSettings(BaseSettings):
     admin_token: SecretStr | None = None
     admin_port: int | None = Field(default=None, ge=0, le=65_535)
     admin_host: str = "127.0.0.1"
+
+    tls_cert_file: Path | None = Field(default=None, description="certificate chain (PEM) of the port for clients")
+    tls_key_file: Path | None = Field(default=None, description="its key (PEM), without a password")
+    trusted_proxies: str = Field(
+        default="",
+        description="networks (CIDR, separated by commas) whose X-Forwarded-For and -Proto are believed; empty: none",
+    )
 
     body_limit_bytes: int = Field(default=2_000_000, ge=1_000, le=1_000_000_000, description="TGI's own default")
     header_limit_bytes: int = Field(default=32_768, ge=1_024, le=1_000_000)
@@ -146,6 +154,12 @@ class RouterSettings(BaseSettings):
         """Where spans go, if any do."""
         return self.otlp_traces_endpoint or (self.otlp_endpoint or "").rstrip("/") + "/v1/traces"
 
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _check_networks(cls, value: str) -> str:
+        parse_networks(value)
+        return value
+
     @property
     def peppers(self) -> dict[int, bytes]:
         """Pepper by version."""
@@ -231,6 +245,11 @@ def parse_peppers(text: str) -> dict[int, bytes]:
     return peppers
 
 
+def parse_networks(text: str) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
+    """Networks from ``10.0.0.0/8, ::1``; one address is a network of itself."""
+    return [ipaddress.ip_network(part.strip()) for part in text.split(",") if part.strip()]
+
+
 def load_router_settings(
     environ: Mapping[str, str] | None = None, **overrides: Any
 ) -> tuple[RouterSettings, dict[str, str]]:
@@ -260,6 +279,8 @@ def load_router_settings(
         raise SettingsError(f"{variable_of('token')} (or _FILE) is required to speak to {settings.controlplane_url}")
     if (settings.admin_port is None) != (settings.admin_token is None):
         raise SettingsError(f"{variable_of('admin_port')} and {variable_of('admin_token')} come together")
+    if (settings.tls_cert_file is None) != (settings.tls_key_file is None):
+        raise SettingsError(f"{variable_of('tls_cert_file')} and {variable_of('tls_key_file')} come together")
     return settings, {name: source.origins.get(name, "default") for name in RouterSettings.model_fields}
 
 

@@ -33,6 +33,7 @@ from router_ext.gateway.guarding import Judged
 from router_ext.gateway.lifespan import Router, draining
 from router_ext.gateway.measure import LARGE_BYTES, Measured, measure
 from router_ext.gateway.openapi import DOCUMENT_PATH, document
+from router_ext.gateway.peers import Peer, Peers
 from router_ext.gateway.refusals import refusal_of
 from router_ext.gateway.relay import WholeGeneration
 from router_ext.gateway.slices import TextGeneration
@@ -66,6 +67,7 @@ class Request:
         "limit_headers",
         "model",
         "path",
+        "peer",
         "receive",
         "request_id",
         "tenant",
@@ -73,10 +75,11 @@ class Request:
         "trace",
     )
 
-    def __init__(self, scope: Any, receive: Callable[[], Awaitable[Any]]) -> None:
+    def __init__(self, scope: Any, receive: Callable[[], Awaitable[Any]], peers: Peers) -> None:
         self.path: str = scope["path"]
         self.headers: list[tuple[bytes, bytes]] = scope["headers"]
         self.exchange: Exchange = scope["extensions"][EXTENSION]
+        self.peer: Peer = peers.of(scope, self.headers)
         self.receive = receive
         self.body_bytes = 0
         self.arrived_s = asyncio.get_running_loop().time()
@@ -120,6 +123,7 @@ class App:
 
     def __init__(self, router: Router) -> None:
         self._router = router
+        self._peers = Peers(router.settings.trusted_proxies)
         generate: dict[str, Handler] = {"POST": self._generate}
         self._routes: dict[str, dict[str, Handler]] = {
             "/": {"POST": self._generate, "GET": self._health},
@@ -152,7 +156,7 @@ class App:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return
-        request = Request(scope, receive)
+        request = Request(scope, receive, self._peers)
         dialect = dialect_of(request.path)
         methods = self._routes.get(request.path) or (
             self._own_requests if request.path.startswith(OWN_REQUESTS_PATH) else None
@@ -318,7 +322,7 @@ class App:
     ) -> Client:
         event = slot.start.event
         generation = judged.generation
-        client = Client(request.exchange, stall_limit_s=self._router.settings.stall_limit_s)
+        client = Client(request.exchange, stall_limit_s=self._router.settings.stall_limit_s, peer=request.peer)
         call = Call(
             engine,
             request=generation,
@@ -429,6 +433,8 @@ class App:
                 {
                     "request": request.request_id,
                     "trace": None if trace is None else trace.trace_id,
+                    "client": request.peer.address,
+                    "proto": request.peer.proto,
                     "tenant": request.tenant,
                     "model": request.model,
                     "tier": request.tier,

@@ -12,8 +12,9 @@ import uvloop
 from router_ext import __version__, compiled
 from router_ext.gateway.admin import AdminApp
 from router_ext.gateway.app import App
+from router_ext.gateway.certificate import follow_certificate
 from router_ext.gateway.lifespan import Router
-from router_ext.gateway.server import RouterServer, listen, make_server
+from router_ext.gateway.server import RouterServer, listen, make_server, tls_context
 from router_ext.obs import collector, logs
 from router_ext.settings import RouterSettings, load_router_settings
 
@@ -52,7 +53,8 @@ async def serve(settings: RouterSettings, listener: socket.socket, admin: socket
             for each in servers:
                 each.finish()
 
-        server = make_server(App(router), settings, on_drain=lambda: router.begin_drain(finish))
+        tls = tls_context(settings)
+        server = make_server(App(router), settings, on_drain=lambda: router.begin_drain(finish), tls=tls)
         servers.append(server)
         async with asyncio.TaskGroup() as tasks:
             if admin is not None and settings.admin_token is not None:
@@ -60,6 +62,7 @@ async def serve(settings: RouterSettings, listener: socket.socket, admin: socket
                 admin_server = make_server(AdminApp(router, token), settings)
                 servers.append(admin_server)
                 tasks.create_task(admin_server.serve(sockets=[admin]))
+            watch = None if tls is None else tasks.create_task(follow_certificate(tls, settings))
             with collector.tuned():
                 host, port = listener.getsockname()[:2]
                 router.listening()
@@ -67,5 +70,7 @@ async def serve(settings: RouterSettings, listener: socket.socket, admin: socket
                 if why := compiled.why_source(os.environ):
                     log.info("core.interpreted", why=why)
                 await server.serve(sockets=[listener])
+            if watch is not None:
+                watch.cancel()
             finish()
     log.info("router.stopped")

@@ -61,6 +61,8 @@ def _fields(call: Call, *, model: str, outcome: str, code: str | None, now: floa
         "request": start.request,
         "trace": None if call.trace is None else call.trace.trace_id,
         "id": start.event,
+        "client": call.client.peer.address,
+        "proto": call.client.peer.proto,
         "tenant": start.tenant,
         "key": start.key,
         "model": model,

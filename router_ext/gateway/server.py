@@ -11,8 +11,10 @@ import asyncio
 import contextlib
 import enum
 import errno
+import re
 import signal
 import socket
+import ssl
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -36,6 +38,13 @@ MAX_PIPELINED = 8
 DISCARD_BYTES = 64_000_000
 """How much of a too large body is read and thrown away, so that its sender gets to see the 413."""
 
+
+FRAMING_BYTES = 16
+"""Framing of a chunked body allowed per byte of it, beyond the limit of a head: chunks of one byte, not endless
+extensions of them."""
+
+_HOST = re.compile(rb"[0-9A-Za-z._~!$&'()*+,;=%:\[\]-]+")
+"""What RFC 3986 allows in a host with its port."""
 
 LINGER_S = 1.0
 """How long a refused client may go on sending into the void before its connection is cut."""
@@ -70,6 +79,7 @@ def protocol_class(settings: RouterSettings) -> type[asyncio.Protocol]:
         _head_bytes = 0
         _header_bytes = 0
         _body_bytes = 0
+        _raw_bytes = 0
         _is_discarding = False
         _is_refused = False
         _timer: asyncio.TimerHandle | None = None
@@ -127,14 +137,17 @@ def protocol_class(settings: RouterSettings) -> type[asyncio.Protocol]:
             return now - self._unread_s >= settings.stall_limit_s
 
         def _time_out(self) -> None:
-            if self._phase is _Phase.BODY and not self.cycle.response_started:
-                # Its handler waits for the body: it learns of the end, and the connection says why.
-                self.cycle.response_complete = True
-                self.cycle.message_event.set()
+            self._give_up_body()
             if self._phase is _Phase.HEAD and self._head_bytes == 0:
                 self.transport.abort()
             else:
                 self._refuse(408, "The request did not arrive in time.")
+
+        def _give_up_body(self) -> None:
+            """The body will not be whole: its handler learns that there is no client; the connection says why."""
+            if self._phase is _Phase.BODY and not self.cycle.response_started and len(self._exchanges) == 1:
+                self.cycle.response_complete = self.cycle.disconnected = True
+                self.cycle.message_event.set()
 
         def data_received(self, data: bytes) -> None:
             self._unset_keepalive_if_required()
@@ -142,6 +155,7 @@ def protocol_class(settings: RouterSettings) -> type[asyncio.Protocol]:
                 return
             if self._phase is _Phase.BODY:
                 self._since_s = self.loop.time()
+                self._raw_bytes += len(data)
             else:
                 self._head_bytes += len(data)
             if self._exchanges and self._exchanges[0].is_open:
@@ -153,6 +167,7 @@ def protocol_class(settings: RouterSettings) -> type[asyncio.Protocol]:
                 cause = error.__context__ or error.__cause__
                 if not isinstance(cause, _Refused):
                     raise
+                self._give_up_body()
                 self._refuse(cause.status, cause.text)
             except httptools.HttpParserUpgrade:
                 # Ignoring an upgrade is allowed; the parser has stopped, so this is the connection's last request.
@@ -161,8 +176,15 @@ def protocol_class(settings: RouterSettings) -> type[asyncio.Protocol]:
                 self.cycle.message_event.set()
                 self._phase = _Phase.SERVING
             except httptools.HttpParserError:
+                self._give_up_body()
                 self._refuse(400, "Invalid HTTP request received.")
             else:
+                framing = self._raw_bytes - self._body_bytes
+                if self._phase is _Phase.BODY and framing > (
+                    settings.header_limit_bytes + FRAMING_BYTES * self._body_bytes
+                ):
+                    self._give_up_body()
+                    self._refuse(400, "The request's body is chopped too fine.")
                 if self._phase is _Phase.HEAD and self._head_bytes > settings.header_limit_bytes:
                     self._refuse(431, "The request's headers are too large.")
 
@@ -177,8 +199,9 @@ def protocol_class(settings: RouterSettings) -> type[asyncio.Protocol]:
             body = text.encode()
             head = b"HTTP/1.1 %d %b\r\ncontent-type: text/plain; charset=utf-8\r\n" % (status, _PHRASES[status])
             self.transport.write(head + b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(body), body))
-            # Closing with unread bytes would reset the connection and take the answer with it.
-            self.transport.write_eof()
+            # Closing with unread bytes would reset the connection and take the answer with it. TLS knows no half close.
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
             self._is_refused = True
             if self._timer is not None:
                 self._timer.cancel()
@@ -196,6 +219,9 @@ def protocol_class(settings: RouterSettings) -> type[asyncio.Protocol]:
         def on_url(self, url: bytes) -> None:
             super().on_url(url)
             self._header_bytes += len(url)
+            if url[:1] != b"/" and self._header_bytes == len(url) and url != b"*":
+                # A proxy's form of a target names a server, and this one is nobody's proxy.
+                raise _Refused(400, "The request's target must be a path.")
             if self._header_bytes > settings.header_limit_bytes:
                 raise _Refused(414, "The request's target is too long.")
 
@@ -206,12 +232,20 @@ def protocol_class(settings: RouterSettings) -> type[asyncio.Protocol]:
                 raise _Refused(431, "The request's headers are too large.")
 
         def on_headers_complete(self) -> None:
-            is_old = self.parser.get_http_version() != "1.1"
+            version = self.parser.get_http_version()
+            is_old = version != "1.1"
+            if is_old and version != "1.0":
+                raise _Refused(400, "This server speaks HTTP/1.1.")
             hosts = 0
             length = 0
             for name, value in self.headers:
                 if name == b"host":
                     hosts += 1
+                    if not _HOST.fullmatch(value):
+                        raise _Refused(400, "The Host header is invalid.")
+                elif name == b"transfer-encoding" and (is_old or value.lower() != b"chunked"):
+                    # Whoever stands in front may read the body's length in another way.
+                    raise _Refused(400, "No transfer encoding but chunked is understood.")
                 elif name == b"content-length" and value.isdigit():
                     length = int(value)
             if hosts > 1 or (hosts == 0 and not is_old):
@@ -219,7 +253,7 @@ def protocol_class(settings: RouterSettings) -> type[asyncio.Protocol]:
             self._phase = _Phase.BODY
             self._since_s = self.loop.time()
             self._head_bytes = 0
-            self._body_bytes = 0
+            self._body_bytes = self._raw_bytes = 0
             self._is_discarding = False
             if len(self.pipeline) >= MAX_PIPELINED:
                 self.transport.abort()
@@ -289,6 +323,44 @@ def protocol_class(settings: RouterSettings) -> type[asyncio.Protocol]:
 
 
 _PHRASES = {400: b"Bad Request", 408: b"Request Timeout", 414: b"URI Too Long", 431: b"Request Header Fields Too Large"}
+
+
+def tls_context(settings: RouterSettings) -> ssl.SSLContext | None:
+    """What clients' connections are encrypted with, TLS 1.2 at least; None without a certificate.
+
+    Raises:
+        SettingsError: certificate and key cannot be read, or do not belong together.
+    """
+    if settings.tls_cert_file is None or settings.tls_key_file is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    load_certificate(context, settings)
+    return context
+
+
+def load_certificate(context: ssl.SSLContext, settings: RouterSettings) -> None:
+    """Read the certificate (anew): connections that begin from now on are given it.
+
+    Raises:
+        SettingsError: as ``tls_context``; the context keeps what it has.
+    """
+    cert, key = settings.tls_cert_file, settings.tls_key_file
+    assert cert is not None
+    assert key is not None
+    try:
+        # A pair that does not fit would leave the context with one half of it.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password=_no_password)
+        context.load_cert_chain(cert, key, password=_no_password)
+    except (OSError, ValueError) as error:
+        reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+        raise SettingsError(f"the certificate {cert} with the key {key} cannot be used: {reason}") from None
+
+
+def _no_password() -> str:
+    """A router has nobody to ask for a key's password."""
+    raise ValueError("the key is encrypted")
 
 
 def listen(settings: RouterSettings, *, host: str, port: int) -> socket.socket:
@@ -365,7 +437,13 @@ class RouterServer(uvicorn.Server):
         self.should_exit = True
 
 
-def make_server(app: Any, settings: RouterSettings, *, on_drain: Callable[[], None] | None = None) -> RouterServer:
+def make_server(
+    app: Any,
+    settings: RouterSettings,
+    *,
+    on_drain: Callable[[], None] | None = None,
+    tls: ssl.SSLContext | None = None,
+) -> RouterServer:
     """Server for ``app`` with this router's limits. Without ``on_drain`` it leaves signals alone."""
     config = uvicorn.Config(
         app,
@@ -381,5 +459,7 @@ def make_server(app: Any, settings: RouterSettings, *, on_drain: Callable[[], No
         timeout_graceful_shutdown=5,
         backlog=4_096,
     )
+    config.load()
+    config.ssl = tls
     is_handed_down = on_drain is not None and settings.listen_fd is not None
     return RouterServer(config, on_drain, is_handed_down=is_handed_down)

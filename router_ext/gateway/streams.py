@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from router_ext.gateway.exchange import Exchange
+from router_ext.gateway.peers import NOBODY, Peer
 from router_ext.wire.headers import Headers
 
 
@@ -28,6 +29,7 @@ class Client:
 
     Attributes:
         on_gone: called once, in the turn in which the connection closed, unless the answer is complete.
+        peer: where it came from, for logs.
         on_pause, on_resume: the client has stopped, or begun again, to read.
     """
 
@@ -41,9 +43,11 @@ class Client:
         "on_gone",
         "on_pause",
         "on_resume",
+        "peer",
     )
 
-    def __init__(self, exchange: Exchange, *, stall_limit_s: float) -> None:
+    def __init__(self, exchange: Exchange, *, stall_limit_s: float, peer: Peer = NOBODY) -> None:
+        self.peer = peer
         self._loop = asyncio.get_running_loop()
         self._exchange = exchange
         self._stall_limit_s = stall_limit_s
