@@ -43,6 +43,8 @@ log = structlog.get_logger(__name__)
 BATCH_LIMIT_S = 1.0
 """A batch without an answer for so long: the connection is given up."""
 CONNECT_LIMIT_S = 2.0
+PING_S = 2.0
+"""An idle connection is tried after so long."""
 MAX_BATCH = 256
 EXPIRE_MS = int((N_BUCKETS + 5) * BUCKET_S * 1_000)
 
@@ -171,7 +173,7 @@ class SharedMinutes:
         self._dirty: dict[MinuteWindow, None] = {}
         self._wake = asyncio.Event()
         # This router's bucket numbers plus this are the store's.
-        self._shift = 0
+        self._shift: int | None = None
         self._take_sha = self._set_sha = ""
 
     @property
@@ -247,7 +249,13 @@ class SharedMinutes:
         try:
             await self._connect(client)
             while True:
-                await self._wake.wait()
+                try:
+                    async with asyncio.timeout(PING_S):
+                        await self._wake.wait()
+                except TimeoutError:
+                    # So that its loss is known before somebody waits for it.
+                    await client.ping()
+                    continue
                 self._wake.clear()
                 await self._send(client)
         finally:
@@ -256,8 +264,8 @@ class SharedMinutes:
 
     async def _connect(self, client: Redis) -> None:
         async with asyncio.timeout(CONNECT_LIMIT_S):
-            seconds, _ = await client.time()
-            self._shift = int(seconds / BUCKET_S) - self.bucket()
+            seconds, microseconds = await client.time()
+            self._align((seconds + microseconds / 1e6 - self._loop.time()) / BUCKET_S)
             self._take_sha = await client.script_load(_TAKE)
             self._set_sha = await client.script_load(_SET)
         now = self.bucket()
@@ -276,10 +284,16 @@ class SharedMinutes:
         self.last_error = None
         self._backoff.reset()
 
+    def _align(self, ahead: float) -> None:
+        """The store's clock is so many buckets ahead. Other numbers for the same buckets would count them twice."""
+        if self._shift is None or abs(ahead - self._shift) > 1.0:
+            self._shift = round(ahead)
+
     async def _send(self, client: Redis) -> None:
         """One batch: what was changed, then who wants to take; sent and answered in this order."""
         now = self.bucket()
         shift = self._shift
+        assert shift is not None
         pipe = client.pipeline(transaction=False)
         n_sets = 0
         for window in list(self._dirty)[:MAX_BATCH]:
