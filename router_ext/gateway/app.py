@@ -493,9 +493,10 @@ class App:
                 raise model.no_backend()
             question = question_of(body, model.limits())
             with _watched(request.exchange):
-                async with model.large_text(identity.tenant, is_large=len(raw) > LARGE_BYTES):
+                is_large = len(raw) > LARGE_BYTES
+                async with model.large_text(identity.tenant, is_large=is_large):
                     _, reply = await model.ask(
-                        lambda client: client.call("POST", path, question), tenant=identity.tenant
+                        lambda client: client.call("POST", path, question), tenant=identity.tenant, takes_long=is_large
                     )
         finally:
             router.request_ended()

@@ -88,8 +88,9 @@ async def token_ids(engine: PoolEngine, tenant: TenantId, text: str) -> Sequence
         if len(text) <= INLINE_CHARACTERS:
             return tokenizer.encode(text)
         return await asyncio.get_running_loop().run_in_executor(engine.model.executor, tokenizer.encode, text)
-    async with engine.model.large_text(tenant, is_large=len(text) * 4 > LARGE_BYTES):
-        _, tokens = await engine.model.ask(lambda client: tokenize(client, text), tenant=tenant)
+    is_large = len(text) * 4 > LARGE_BYTES
+    async with engine.model.large_text(tenant, is_large=is_large):
+        _, tokens = await engine.model.ask(lambda client: tokenize(client, text), tenant=tenant, takes_long=is_large)
         return [token.id for token in tokens]
 
 
@@ -99,8 +100,11 @@ async def _measure_chat(
     assert request.chat_body is not None
     # The client's own body: tools and everything else that the template may look at are in it.
     question = _chat_question(request)
-    async with engine.model.large_text(tenant, is_large=len(question) > LARGE_BYTES):
-        member, (chat, reply) = await engine.model.ask(lambda client: chat_tokenize(client, question), tenant=tenant)
+    is_large = len(question) > LARGE_BYTES
+    async with engine.model.large_text(tenant, is_large=is_large):
+        member, (chat, reply) = await engine.model.ask(
+            lambda client: chat_tokenize(client, question), tenant=tenant, takes_long=is_large
+        )
     if chat is None:
         problem = decode_error(reply.status, reply.body)
         raise refusal_of(problem)

@@ -33,6 +33,12 @@ T = TypeVar("T")
 ATTEMPTS = 3
 """Backends asked before a short call fails."""
 
+OTHER_ASKED_S = 1.0
+"""A short call that takes longer is given to another backend, if there is one: this one may have frozen."""
+
+QUIET_S = 2.5
+"""A backend whose last health answer is older is asked only if all are: checks come every second as a rule."""
+
 WARM_UP_S = 5.0
 """How long after the start of the process requests wait for backends nobody has asked yet."""
 
@@ -264,29 +270,41 @@ class PoolModel:
             yield
 
     async def ask(
-        self, question: Callable[[Backend], Awaitable[T]], *, tenant: TenantId | None = None
+        self,
+        question: Callable[[Backend], Awaitable[T]],
+        *,
+        tenant: TenantId | None = None,
+        takes_long: bool = False,
     ) -> tuple[Member, T]:
-        """A short call to any live backend; another one is asked if it breaks.
+        """A short call to any live backend; another one is asked if it breaks or says nothing for ``OTHER_ASKED_S``.
 
         Args:
             tenant: who waits, while there is no backend; None for a request that runs.
+            takes_long: the answer may need more time than that.
 
         Raises:
             NoBackend: none is up, and none came within the pool's limit. UpstreamFailed: the last one asked broke.
             QueueRefused: too many wait already.
         """
+        slow: Member | None = None
         for attempt in range(ATTEMPTS):
-            member = await self.some_member(tenant)
+            member = await self.some_member(tenant, besides=slow)
+            is_last = attempt + 1 == ATTEMPTS
             try:
-                return member, await question(member.client)
+                if takes_long or is_last or len(self._backends.up) == 1:
+                    return member, await question(member.client)
+                async with asyncio.timeout(OTHER_ASKED_S):
+                    return member, await question(member.client)
+            except TimeoutError:
+                slow = member
             except UpstreamFailed as error:
                 self._on_failure(member, error)
-                if attempt + 1 == ATTEMPTS:
+                if is_last:
                     raise
         raise AssertionError("unreachable")
 
-    async def some_member(self, tenant: TenantId | None = None) -> Member:
-        """A live backend for a short call; waits for one if there is none.
+    async def some_member(self, tenant: TenantId | None = None, *, besides: Member | None = None) -> Member:
+        """A live backend for a short call, ``besides`` only if it is alone; waits for one if there is none.
 
         Raises:
             NoBackend, QueueRefused: as ``wait_up``.
@@ -295,7 +313,12 @@ class PoolModel:
         if not up:
             await self.wait_up(tenant)
             up = self._backends.up
-        return up[self._random.randrange(len(up))] if len(up) > 1 else up[0]
+        if len(up) == 1:
+            return up[0]
+        others = [member for member in up if member is not besides]
+        since = self._loop.time() - QUIET_S
+        heard = [member for member in others if member.answered_s > since] or others
+        return heard[self._random.randrange(len(heard))]
 
     def retry_after(self, estimate_s: float) -> float:
         """A hint between 1 and 120 s, spread so that the refused do not come back together."""

@@ -81,9 +81,8 @@ class Server:
         self._timer: asyncio.TimerHandle | None = None
         self._now = int(self.loop.time() / _TICK_S)
 
-    def received(self, rid: str) -> None:
-        """Log a generation before anything else is done with it."""
-        self.requests += 1
+    def log(self, rid: str) -> None:
+        """Write down that something of ``rid`` has come, before anything else is done with it."""
         if self._log is not None:
             os.write(self._log, b"%d %b\n" % (time.monotonic_ns(), rid.encode()))
 
@@ -144,7 +143,8 @@ class Stream:
     def begin(self) -> None:
         """Write the head, and the first token when it is due."""
         connection = self._connection
-        connection.server.received(self.rid)
+        connection.server.requests += 1
+        connection.server.log(self.rid)
         if self._fault == "reset":
             connection.reset()
         elif self._fault == "overloaded":
@@ -270,7 +270,10 @@ class Connection(asyncio.Protocol):
             self.stream = self._last = Stream(self, orjson.loads(body), is_whole=path == b"/generate")
             self.stream.begin()
         elif path == b"/tokenize":
-            pieces = split(orjson.loads(body)["inputs"])
+            prompt = orjson.loads(body)["inputs"]
+            if rid := dict(_DIRECTION.findall(prompt[:200])).get("rid"):
+                server.log(rid)
+            pieces = split(prompt)
             self.answer(200, orjson.dumps([{"id": token_id(p), "text": p, "start": 0, "stop": 0} for p in pieces]))
         elif path == b"/info":
             self.answer(200, server.info)
