@@ -19,5 +19,7 @@ once valkey_password "$(random 24)"
 once redis_url "redis://:$(cat valkey_password)@valkey:6379/0"
 once secret_key "$(random 32)"
 once key_pepper "$(random 32)"
+once admin_token "$(random 24)"
+once grafana_password "$(random 12)"
 # Filled in once the control plane runs (README.md); compose wants the file to exist.
 once router_token ""

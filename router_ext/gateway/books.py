@@ -42,6 +42,9 @@ class Books:
         self._predictions = predictions
         self.explanations = Explanations(scheduler)
         self._observers: dict[str, TierMetrics] = {}
+        # A series that begins with its first event hides that one from rates.
+        for counter in (metrics.recomputed, metrics.resumed_prefill, metrics.stalled_clients):
+            counter.labels(name)
 
     def keep(self, *tenants: Container[str]) -> None:
         """Forget the sums of tenants that are in none of these."""

@@ -24,7 +24,7 @@ from router_ext.core.ids import BackendId
 from router_ext.errors import ArtifactRefused, NoBackend, SettingsError, SnapshotRefused
 from router_ext.gateway.configure import Directory
 from router_ext.gateway.engine import PoolEngine
-from router_ext.gateway.foresight import Predictions
+from router_ext.gateway.foresight import ABSURD, DOWN, LATE, Predictions
 from router_ext.gateway.guarding import Guarding
 from router_ext.gateway.limits import SWEEP_S, Limiter
 from router_ext.gateway.model import Member
@@ -452,7 +452,7 @@ class Router:
                     preempted_total=stats.preempted_total,
                     waste_tokens=stats.waste_tokens,
                     predictions=engine.foresight.by_source,
-                    prediction_fallbacks=engine.foresight.fallbacks,
+                    prediction_fallbacks={**dict.fromkeys((LATE, DOWN, ABSURD), 0), **engine.foresight.fallbacks},
                     is_length_model_refused=engine.foresight.refused is not None,
                     slice_level=stats.slice_level,
                     paused_clients=sum(call.client.is_paused for call in engine.calls),
@@ -462,6 +462,9 @@ class Router:
                     retries_left=engine.retries.left(self.loop.time()),
                 )
             )
+            for name, promised in engine.config.tiers.items():
+                if promised.ttft_target_s is not None:
+                    now.ttft_targets[engine.name, name] = promised.ttft_target_s
             for tier, count in stats.queued_by_tier.items():
                 now.queued[engine.name, tier] = count
             for b in stats.backends:

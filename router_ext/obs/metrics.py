@@ -129,6 +129,8 @@ class Readings:
 
     queued: dict[tuple[str, str], int] = field(default_factory=dict)
     """Waiting requests by pool and tier."""
+    ttft_targets: dict[tuple[str, str], float] = field(default_factory=dict)
+    """Seconds to the first token that a tier of a pool is promised, where it is."""
     pools: list[PoolReading] = field(default_factory=list)
     backends: list[BackendReading] = field(default_factory=list)
     tenants: list[TenantReading] = field(default_factory=list)
@@ -177,6 +179,14 @@ class _Snapshotted(Collector):
         for (pool, tier), count in now.queued.items():
             queued.add_metric([pool, tier], count)
         yield queued
+        target = GaugeMetricFamily(
+            "fairlane_time_to_first_token_target_seconds",
+            "What the tier is promised; absent where it is promised nothing.",
+            labels=["model", "tier"],
+        )
+        for (pool, tier), seconds in now.ttft_targets.items():
+            target.add_metric([pool, tier], seconds)
+        yield target
         yield from _pool_metrics(now.pools)
         labels = ["model", "backend"]
         up = GaugeMetricFamily("fairlane_backend_up", "1 if the backend may be used.", labels=labels)

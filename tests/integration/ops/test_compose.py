@@ -59,7 +59,7 @@ def test_every_service_has_a_healthcheck_or_runs_to_its_end(compose: dict) -> No
 def test_tgi_image_is_required_and_every_other_one_has_a_version(compose: dict) -> None:
     images = {name: service["image"] for name, service in compose["services"].items()}
     assert images.pop("tgi").startswith("${TGI_IMAGE:?")
-    assert all(re.search(r":\d+\.\d+", image) for image in images.values()), images
+    assert all(re.search(r":v?\d+\.\d+", image) for image in images.values()), images
 
 
 def test_secrets_are_files_that_the_script_makes(compose: dict, tmp_path: Path) -> None:
@@ -76,14 +76,18 @@ def test_secrets_are_files_that_the_script_makes(compose: dict, tmp_path: Path) 
 
 def test_each_service_mounts_exactly_the_secrets_it_names(compose: dict) -> None:
     for name, service in compose["services"].items():
-        named = set(re.findall(r"/run/secrets/(\w+)", json.dumps(service)))
+        text = json.dumps(service)
+        if name == "prometheus":
+            text += (DOCKER / "prometheus" / "prometheus.yml").read_text()
+        named = set(re.findall(r"/run/secrets/(\w+)", text))
         assert named == set(service.get("secrets", [])), name
 
 
 def test_router_accepts_its_variables(compose: dict, tmp_path: Path) -> None:
     """The router refuses unknown variables, so a misspelt one in the file would stop it."""
     environment = _substituted(compose["services"]["router"]["environment"])
-    for secret, text in {"router_token": "flr_x", "key_pepper": "0f" * 32, "redis_url": "redis://:x@valkey/0"}.items():
+    secrets = {"router_token": "flr_x", "key_pepper": "0f" * 32, "redis_url": "redis://:x@valkey/0", "admin_token": "x"}
+    for secret, text in secrets.items():
         (tmp_path / secret).write_text(text)
     environment = {name: value.replace("/run/secrets", str(tmp_path)) for name, value in environment.items()}
     settings, _ = load_router_settings(environment)
