@@ -29,6 +29,10 @@ TEST_SETTINGS = {
 _WORKER_ENVIRONMENT = "FAIRLANE_TEST_SERVERS"  # set when this session's own servers are the ones in the environment
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seeds", help="seeds of the fault script (tests/integration/ledger), separated by commas")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     os.environ.update(TEST_SETTINGS)
     # Tests replace methods of the core, which compiled classes do not allow. One of ops compares the two.

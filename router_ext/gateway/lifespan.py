@@ -417,6 +417,7 @@ class Router:
             hazards=[hazard for engine in self.engines.values() for hazard in engine.suspects.recent],
             spool_events=self.ledger.pending_events,
             spool_bytes=self.ledger.pending_bytes,
+            overflow_events=self.ledger.overflow_events,
             is_draining=self.is_draining,
             pools=[_pool_state(pool, engine) for pool, engine in self.engines.items()],
         )

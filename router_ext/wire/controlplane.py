@@ -502,6 +502,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     hazards: list[HazardRecord] = []
     spool_events: int = 0
     spool_bytes: int = 0
+    overflow_events: int = 0
+    """Ended requests that the disk has not taken: not 0 is an alarm."""
     is_draining: bool = False
     pools: list[PoolState] = []
 

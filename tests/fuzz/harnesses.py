@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import re
 import tempfile
 import zlib
@@ -57,6 +58,8 @@ from router_ext.wire.tgi import (
 from router_ext.wire.tgi import decode_tokenize as decode_tokens
 
 LIMITS = ModelLimits(model_id="m", max_input_tokens=200, max_total_tokens=300)
+IN_MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
+"""Where files are made: what is tested reads and writes them, and syncs, thousands of times."""
 GENERATION_PATHS = ("/", "/generate", "/generate_stream", "/v1/chat/completions", "/v1/completions", "/v1/responses")
 CONTEXT = AnswerContext(model_id="m", system_fingerprint="3-native", created=1)
 
@@ -385,7 +388,7 @@ def snapshots(data: bytes) -> None:
 
 
 def spools(data: bytes) -> None:
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
         spool_folder = Path(folder) / "spool"
         spool_folder.mkdir()
         (spool_folder / "0000000000000001.seg").write_bytes(data)
@@ -405,7 +408,7 @@ def spools(data: bytes) -> None:
 def ledgers(data: bytes) -> None:
     """The first half is a segment, the second the table of running requests behind a good header."""
     half = len(data) // 2
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
         home = Path(folder)
         table = InflightTable(home / "inflight.bin")
         table.touch(5)
@@ -487,7 +490,7 @@ def _snapshot() -> bytes:
 
 
 def _segment() -> bytes:
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
         spool = Spool(Path(folder))
         for payload in (b'{"event":"evt_1"}', b"no JSON", b"\xff", _DEEP[:400]):
             spool.append(payload)

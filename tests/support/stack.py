@@ -7,6 +7,8 @@ supervisor's would, so clients of a router that is being restarted wait instead 
 from __future__ import annotations
 
 import contextlib
+import csv
+import io
 import json
 import os
 import signal
@@ -14,6 +16,7 @@ import socket
 import subprocess
 import urllib.error
 import urllib.request
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,34 +24,54 @@ from typing import Any
 from support.modelserver import ModelServer, model_server
 
 from router_ext.ops import process, stack
-from router_ext.ops.credentials import Credentials, write_credentials
+from router_ext.ops.credentials import Credentials, read_credentials, write_credentials
 from router_ext.ops.embedded import EmbeddedPostgres, EmbeddedValkey, free_port
 
 READY_LIMIT_S = 60.0
 MODEL = "model"
 KV_TOKENS = 8_192
+REPORTED = ("requests", "prompt_tokens", "output_tokens")
 
 
 class Stack:
     """A running stack. ``keys``: tenant key by slug; ``tenant_ids``: public id by slug."""
 
-    def __init__(self, folder: Path, postgres: EmbeddedPostgres, redis_url: str, model: ModelServer) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        postgres: EmbeddedPostgres,
+        valkey: EmbeddedValkey,
+        redis_url: str,
+        models: list[ModelServer],
+        console_port: int,
+    ) -> None:
         environ = dict(os.environ)
-        environ |= {"FAIRLANE_DIR": str(folder / "state"), "FAIRLANE_BACKENDS": model.base}
+        environ |= {
+            "FAIRLANE_DIR": str(folder / "state"),
+            "FAIRLANE_BACKENDS": ",".join(model.base for model in models),
+        }
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         environ["FAIRLANE_ROUTER_PORT"] = str(self.listener.getsockname()[1])
-        environ["FAIRLANE_CONSOLE_PORT"] = str(free_port())
+        environ["FAIRLANE_CONSOLE_PORT"] = str(console_port)
         self.environ = environ
         self.settings = stack.read_settings(environ)
         self.folders = stack.Folders(self.settings.directory)
         self.folders.prepare()
         self.postgres = postgres
-        self.model = model
+        self.valkey = valkey
+        self.models = models
+        self.router_variables: dict[str, str] = {}
         self.redis_url = redis_url
         self.keys: dict[str, str] = {}
         self.tenant_ids: dict[str, str] = {}
         self._console: subprocess.Popen[bytes] | None = None
         self._router: subprocess.Popen[bytes] | None = None
+        self._worker: subprocess.Popen[bytes] | None = None
+
+    @property
+    def model(self) -> ModelServer:
+        """The first model server."""
+        return self.models[0]
 
     @property
     def url(self) -> str:
@@ -58,7 +81,8 @@ class Stack:
         """Migrate, and lay down operator, tenants, keys and pool."""
         self._django("migrate", "--noinput")
         self._django("bootstrap_operator", "--json")
-        stated = ("--backend-url", self.model.base, "--kv-tokens", str(KV_TOKENS), "--block-size", "16")
+        backends = [word for model in self.models for word in ("--backend-url", model.base)]
+        stated = (*backends, "--kv-tokens", str(KV_TOKENS), "--block-size", "16")
         seeded = json.loads(self._django("seed_demo", "--pool", MODEL, *stated))
         self.keys, self.tenant_ids = seeded["tenants"], seeded["tenant_ids"]
         write_credentials(
@@ -92,6 +116,21 @@ class Stack:
         self._console = self._start("console", stack.console_command(), self._django_environment())
         self._wait_ready("console", self._console, f"{self.settings.console_url}/readyz")
 
+    def kill_console(self) -> None:
+        """SIGKILL to gunicorn and its workers, in whatever they were doing."""
+        assert self._console is not None
+        process.kill_session(self._console)
+        self._console.wait()
+
+    def start_worker(self) -> None:
+        """The Celery worker of short tasks. It is not waited for."""
+        self._worker = self._start("worker", stack.worker_command(), self._django_environment())
+
+    def kill_worker(self) -> None:
+        assert self._worker is not None
+        process.kill_session(self._worker)
+        self._worker.wait()
+
     @contextlib.contextmanager
     def trainer(self, **variables: str) -> Iterator[None]:
         """The worker that runs training jobs, with further variables."""
@@ -108,6 +147,7 @@ class Stack:
         env = stack.router_environment(
             self.settings, self.folders, self.environ, listen_fd=descriptor, redis_url=self.redis_url
         )
+        env |= self.router_variables
         self._router = self._start("router", stack.router_command(), env, pass_fds=(descriptor,))
 
     def wait_router(self) -> None:
@@ -121,7 +161,32 @@ class Stack:
         self._router.kill()
         assert self._router.wait() == -signal.SIGKILL
 
+    def drain_router(self) -> None:
+        """SIGTERM, and wait for its end; the running streams have theirs before."""
+        assert self._router is not None
+        self._router.terminate()
+        assert self._router.wait(60) == 0
+
+    def report(self) -> dict[str, Counter[str]]:
+        """The usage report of the last days: ``REPORTED`` by tenant id. JSON and CSV agree."""
+        path = f"{self.settings.console_url}/api/v1/usage/report?format="
+        token = read_credentials(self.settings.directory / "credentials.json").operator_token
+        found: list[dict[str, Counter[str]]] = []
+        for kind in ("json", "csv"):
+            request = urllib.request.Request(path + kind, headers={"Authorization": f"Bearer {token}"})
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                text = answer.read().decode()
+            rows = json.loads(text)["rows"] if kind == "json" else csv.DictReader(io.StringIO(text))
+            sums: dict[str, Counter[str]] = defaultdict(Counter)
+            for row in rows:
+                sums[row["tenant"]].update({name: int(row[name]) for name in REPORTED})
+            found.append(dict(sums))
+        assert found[0] == found[1], "the export says something else than the report"
+        return found[0]
+
     def stop(self) -> None:
+        if self._worker is not None:
+            self.kill_worker()
         if self._router is not None:
             process.stop(self._router, grace_s=15.0)
         if self._console is not None:
@@ -151,8 +216,14 @@ def _answers(url: str) -> bool:
 
 
 @contextlib.contextmanager
-def running_stack(folder: Path, *model_flags: str) -> Iterator[Stack]:
-    """Everything started and ready; ``model_flags`` are flags of the model server (model engine)."""
+def running_stack(
+    folder: Path,
+    *model_flags: str,
+    n_models: int = 1,
+    router_variables: Mapping[str, str] | None = None,
+    console_port: int | None = None,
+) -> Iterator[Stack]:
+    """Everything started and ready; ``model_flags`` are flags of the model servers (model engine)."""
     with contextlib.ExitStack() as exits:
         postgres = EmbeddedPostgres(folder / "postgres")
         exits.callback(postgres.stop)
@@ -160,8 +231,10 @@ def running_stack(folder: Path, *model_flags: str) -> Iterator[Stack]:
         valkey = EmbeddedValkey(folder / "valkey")
         exits.callback(valkey.stop)
         redis_url = valkey.start()
-        model = exits.enter_context(model_server("--max-batch-total-tokens", str(KV_TOKENS), *model_flags))
-        running = Stack(folder, postgres, redis_url, model)
+        flags = ("--max-batch-total-tokens", str(KV_TOKENS), *model_flags)
+        models = [exits.enter_context(model_server(*flags)) for _ in range(n_models)]
+        running = Stack(folder, postgres, valkey, redis_url, models, console_port or free_port())
+        running.router_variables |= router_variables or {}
         exits.callback(running.stop)
         running.prepare()
         running.start_console()

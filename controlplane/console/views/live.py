@@ -117,6 +117,9 @@ def _context(request: HttpRequest) -> dict[str, object]:
     ]
     return {
         "routers": routers,
+        "full_disks": [
+            (name, beat.overflow_events) for name, beat in sorted(heartbeats.items()) if beat.overflow_events
+        ],
         "revision": current_number(),
         "pictures": [
             _picture(instance, state, tenants, pools.get(state.pool))

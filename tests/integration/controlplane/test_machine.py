@@ -14,7 +14,9 @@ import msgspec
 import pytest
 from django.db import connection
 from django.test import Client
+from django.urls import reverse
 
+from controlplane.accounts.models import User
 from controlplane.common.actor import Actor
 from controlplane.common.clock import to_us, utc_now
 from controlplane.common.valkey import valkey
@@ -322,6 +324,16 @@ class TestHeartbeat:
         (shown,) = api.send("GET", "/routers").json()["results"]
         assert (shown["is_live"], shown["applied_revision"]) == (True, 4)
         assert shown["instances"][0]["spool_events"] == 9
+
+    def test_the_console_names_a_router_whose_disk_is_full(self, router: RouterAndHeaders, operator: User) -> None:
+        client = Client()
+        client.force_login(operator)
+        alarm = "The disk of router rtr_host takes no more usage:"
+        beat(router[1], overflow_events=0)
+        assert alarm not in client.get(reverse("console:live")).content.decode()
+        beat(router[1], overflow_events=1_234)
+        page = client.get(reverse("console:live")).content.decode()
+        assert f"{alarm}</b> 1,234 ended requests wait in" in page
 
     def test_several_instances_show_the_oldest_revision_in_force(
         self, router: RouterAndHeaders, api: ApiClient

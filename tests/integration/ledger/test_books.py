@@ -1,251 +1,221 @@
-"""The control plane's books equal what clients received, whatever dies meanwhile.
+"""The control plane's reports equal what clients received, whatever dies meanwhile.
 
-Requests that ended: exact. Streams cut by a killed router: never below what the client got, at most one write above.
+The fault script kills and restarts real processes under load, in an order its seed decides:
+
+    pytest -m slow tests/integration/ledger --seeds 1,2,3
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import random
-import time
+import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
-import aiohttp
 import pytest
-from support.stack import Stack, running_stack, usage_rows
+from celery import Celery
+from support.lossy import LossyLink
+from support.metered import Load, Report, Rows, check_report, check_rows, known_requests, settled_rows
+from support.modelserver import model_server
+from support.stack import KV_TOKENS, Stack, running_stack
 
-OUTAGE_S = 20.0
-SETTLE_LIMIT_S = 60.0
-N_CLIENTS = 12
-"""Clients per tenant, each with one request at a time."""
+from router_ext.ops.embedded import free_port
+
+FLAGS = ("--sim-step-ms", "20", "--sim-mean-tokens", "40", "--max-total-tokens", "512")
+SEEDS = (1, 2)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "seed" in metafunc.fixturenames:
+        given = metafunc.config.getoption("--seeds")
+        metafunc.parametrize("seed", [int(each) for each in given.split(",")] if given else SEEDS)
+
+
+class World:
+    """A stack with two backends, and the faults it can be put to. Each leaves everything running again."""
+
+    def __init__(self, stack: Stack, link: LossyLink, exits: contextlib.ExitStack) -> None:
+        self.stack = stack
+        self.link = link
+        self._exits = exits
+        self.rng = random.Random(0)
+
+    async def kill_router(self, load: Load) -> None:
+        await load.wait_for(lambda: load.streaming() >= 4)
+        await asyncio.to_thread(self.stack.kill_router)
+        await self._start_router()
+
+    async def drain_router(self, load: Load) -> None:
+        await load.wait_for(lambda: load.streaming() >= 4)
+        await asyncio.to_thread(self.stack.drain_router)
+        await self._start_router()
+
+    async def _start_router(self) -> None:
+        self.stack.start_router()
+        await asyncio.to_thread(self.stack.wait_router)
+
+    async def kill_postgresql(self, load: Load) -> None:
+        process = self.stack.postgres.process
+        assert process is not None
+        process.kill()
+        await asyncio.to_thread(process.wait)
+        await progress(load, 25)
+        self.stack.postgres.start()
+
+    async def kill_router_without_postgresql(self, load: Load) -> None:
+        """It starts from its saved configuration; what it booked before waits in its spool."""
+        process = self.stack.postgres.process
+        assert process is not None
+        process.kill()
+        await asyncio.to_thread(process.wait)
+        await progress(load, 10)
+        await self.kill_router(load)
+        await progress(load, 10)
+        self.stack.postgres.start()
+
+    async def kill_valkey(self, load: Load) -> None:
+        process = self.stack.valkey.process
+        assert process is not None
+        process.kill()
+        await asyncio.to_thread(process.wait)
+        await progress(load, 10)
+        self.stack.valkey.start()
+
+    async def kill_worker(self, load: Load) -> None:
+        with Celery(broker=self.stack.redis_url) as sender:
+            for task in ("roll_up_minutes", "roll_up", "make_partitions"):
+                sender.send_task(f"controlplane.usage.tasks.{task}", queue="default")
+        await progress(load, 5)
+        await asyncio.to_thread(self.stack.kill_worker)
+        self.stack.start_worker()
+
+    async def kill_console(self, load: Load) -> None:
+        """Again and again while batches come in: between a commit and its answer, too."""
+        for _ in range(3):
+            await progress(load, 3)
+            await asyncio.to_thread(self.stack.kill_console)
+            self.stack.start_console()
+
+    async def lose_acknowledgements(self, load: Load) -> None:
+        wanted = self.link.n_lost + 3
+        self.link.lose(3)
+        await load.wait_for(lambda: self.link.n_lost >= wanted)
+
+    async def kill_backend(self, load: Load) -> None:
+        place = self.rng.randrange(len(self.stack.models))
+        old = self.stack.models[place]
+        await load.wait_for(lambda: load.streaming() >= 4)
+        old.process.kill()
+        await asyncio.to_thread(old.process.wait)
+        await progress(load, 10)
+        flags = ("--max-batch-total-tokens", str(KV_TOKENS), *FLAGS)
+        again = model_server(*flags, port=old.port)
+        self.stack.models[place] = await asyncio.to_thread(self._exits.enter_context, again)
+
+    async def hang_backend(self, load: Load) -> None:
+        process = self.rng.choice(self.stack.models).process
+        process.send_signal(signal.SIGSTOP)
+        try:
+            await progress(load, 20)
+        finally:
+            process.send_signal(signal.SIGCONT)
+
+    @property
+    def whole_script(self) -> list[Callable[[Load], Awaitable[None]]]:
+        return [
+            self.kill_router,
+            self.drain_router,
+            self.kill_postgresql,
+            self.kill_router_without_postgresql,
+            self.kill_valkey,
+            self.kill_worker,
+            self.kill_console,
+            self.lose_acknowledgements,
+            self.kill_backend,
+            self.hang_backend,
+        ]
+
+
+async def progress(load: Load, n_requests: int) -> None:
+    """Until so many more requests have come to their end: whatever is down, the router serves on."""
+    n_completed = load.completed()
+    await load.wait_for(lambda: load.completed() >= n_completed + n_requests, limit_s=60.0)
+
+
+@contextlib.asynccontextmanager
+async def exact_books(world: World, load: Load) -> AsyncIterator[None]:
+    """Load during the block; afterwards rows and report are what the clients counted."""
+    stack = world.stack
+    before, report_before = await known_requests(stack), await asyncio.to_thread(stack.report)
+    async with load.running():
+        await progress(load, 10)
+        yield
+        await progress(load, 10)
+    rows = await settled_rows(stack, load, before)
+    check_rows(stack, load, rows)
+    report = await asyncio.to_thread(stack.report)
+    check_report(stack, load, rows, report_before, report)
+    check_the_check(stack, load, rows, report_before, report)
+
+
+def check_the_check(stack: Stack, load: Load, rows: Rows, before: Report, report: Report) -> None:
+    """One request or prompt token too few or too many, or the tokens of one stream doubled or lost, is seen."""
+    most = sum(one.asked_tokens for one in load.received)
+    for tenant in stack.tenant_ids.values():
+        for name, change in [("requests", -1), ("requests", 1), ("prompt_tokens", -1), ("prompt_tokens", 1)]:
+            wrong = {**report, tenant: Counter(report[tenant])}
+            wrong[tenant][name] += change
+            with pytest.raises(AssertionError):
+                check_report(stack, load, rows, before, wrong)
+        wrong = {**report, tenant: report[tenant] + Counter({"output_tokens": most})}
+        with pytest.raises(AssertionError):
+            check_report(stack, load, rows, before, wrong)
+    request = next(one.request for one in load.received if one.is_complete)
+    assert request is not None
+    for tokens in (rows[request]["output_tokens"] * 2, 0):
+        with pytest.raises(AssertionError):
+            check_rows(stack, load, {**rows, request: {**rows[request], "output_tokens": tokens}})
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    flags = ("--sim-step-ms", "20", "--sim-mean-tokens", "40", "--max-total-tokens", "512")
-    with running_stack(tmp_path_factory.mktemp("stack"), *flags) as running:
-        yield running
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    link, port = LossyLink(), free_port()
+    variables = {
+        "FAIRLANE_CONTROLPLANE_URL": f"http://127.0.0.1:{port}",
+        "FAIRLANE_ROUTER_UPSTREAM_IDLE_S": "2",
+        "FAIRLANE_ROUTER_HEALTH_TIMEOUT_S": "2",
+    }
+    with contextlib.ExitStack() as exits:
+        console = free_port()
+        exits.enter_context(link.running(port, console))
+        folder = tmp_path_factory.mktemp("stack")
+        stack = exits.enter_context(
+            running_stack(folder, *FLAGS, n_models=2, router_variables=variables, console_port=console)
+        )
+        yield World(stack, link, exits)
 
 
-@dataclass(slots=True)
-class Received:
-    """What one client got of one request. ``request`` is None if not even the head of an answer came.
-
-    ``largest_read``: most tokens that came in one piece, hence an upper bound of what one write carries.
-    """
-
-    tenant: str
-    is_stream: bool
-    request: str | None = None
-    status: int = 0
-    output_tokens: int = 0
-    prompt_tokens: int = 0
-    is_complete: bool = False
-    largest_read: int = 1
+async def test_the_books_are_exact_after_the_worst_of_the_script(world: World) -> None:
+    """A router killed while PostgreSQL is, and acknowledgements that never arrive."""
+    load = Load(world.stack, seed=3, n_clients=8, share_leaving=0.1)
+    async with exact_books(world, load):
+        await world.kill_router_without_postgresql(load)
+        await world.lose_acknowledgements(load)
+    assert sum(one.status == 200 and not one.is_complete and not one.has_left for one in load.received) >= 4
 
 
-class Load:
-    """Clients of both tenants, streaming and not, until stopped; keeps what each of them received."""
-
-    def __init__(self, stack: Stack, seed: int) -> None:
-        self.stack = stack
-        self.received: list[Received] = []
-        self.rng = random.Random(seed)
-        self.is_stopping = False
-        self.changed = asyncio.Condition()
-
-    @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Load during the block; afterwards every request has come to its end."""
-        timeout = aiohttp.ClientTimeout(total=60)
-        connector = aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session, asyncio.TaskGroup() as tasks:
-            for tenant in self.stack.keys:
-                for number in range(N_CLIENTS):
-                    tasks.create_task(self._client(session, tenant, is_stream=number % 4 != 0))
-            yield
-            self.is_stopping = True
-
-    async def wait_for(self, condition: Callable[[], bool], limit_s: float = 40.0) -> None:
-        async with asyncio.timeout(limit_s), self.changed:
-            await self.changed.wait_for(condition)
-
-    def completed(self) -> int:
-        return sum(one.is_complete for one in self.received)
-
-    def streaming(self) -> int:
-        return sum(one.is_stream and not one.is_complete and one.output_tokens > 0 for one in self.received)
-
-    async def _client(self, session: aiohttp.ClientSession, tenant: str, *, is_stream: bool) -> None:
-        while not self.is_stopping:
-            one = Received(tenant=tenant, is_stream=is_stream)
-            self.received.append(one)
-            words = " ".join(
-                self.rng.choice(("river", "stone", "cloud", "paper")) for _ in range(self.rng.randint(3, 40))
-            )
-            body = {"inputs": words, "parameters": {"max_new_tokens": self.rng.randint(5, 120), "details": True}}
-            headers = {"Authorization": f"Bearer {self.stack.keys[tenant]}"}
-            path = "/generate_stream" if is_stream else "/generate"
-            with contextlib.suppress(aiohttp.ClientError):
-                async with session.post(self.stack.url + path, json=body, headers=headers) as response:
-                    one.status = response.status
-                    one.request = response.headers["x-request-id"]
-                    if response.status == 503:  # a router that has just started and not met its backend yet
-                        await asyncio.sleep(0.1)
-                        continue
-                    assert response.status == 200, await response.text()
-                    await (self._read_stream(response, one) if is_stream else self._read_whole(response, one))
-            async with self.changed:
-                self.changed.notify_all()
-
-    async def _read_whole(self, response: aiohttp.ClientResponse, one: Received) -> None:
-        answer = await response.json()
-        one.output_tokens = answer["details"]["generated_tokens"]
-        one.prompt_tokens = int(response.headers["x-prompt-tokens"])
-        one.is_complete = True
-
-    async def _read_stream(self, response: aiohttp.ClientResponse, one: Received) -> None:
-        rest = b""
-        async for piece in response.content.iter_any():
-            *events, rest = (rest + piece).split(b"\n\n")
-            before = one.output_tokens
-            for event in events:
-                self._read_event(json.loads(event.removeprefix(b"data:")), one)
-            one.largest_read = max(one.largest_read, one.output_tokens - before)
-            async with self.changed:
-                self.changed.notify_all()
-
-    def _read_event(self, event: dict[str, Any], one: Received) -> None:
-        assert "error" not in event, event
-        one.output_tokens += 1
-        if event["details"] is not None:
-            assert event["details"]["generated_tokens"] == one.output_tokens
-            one.prompt_tokens = event["details"]["input_length"]
-            one.is_complete = True
-
-
-async def settled_rows(stack: Stack, load: Load) -> dict[str, dict[str, Any]]:
-    """Rows of this load by request id, once everything the router booked has arrived.
-
-    The router delivers oldest first, so with the request that ended last everything before it is there.
-    """
-    wanted = {one.request for one in load.received if one.request is not None and one.status == 200}
-    deadline = time.monotonic() + SETTLE_LIMIT_S
-    while True:
-        rows = await asyncio.to_thread(usage_rows, stack.postgres.recorded_url())
-        missing = wanted - {row["request"] for row in rows}
-        if not missing:
-            break
-        assert time.monotonic() < deadline, f"{len(missing)} of {len(wanted)} requests are not in the books: {missing}"
-        await asyncio.sleep(0.2)
-    counts = Counter(row["request"] for row in rows)
-    assert set(counts.values()) == {1}, "one row per request"
-    return {row["request"]: row for row in rows}
-
-
-def check_books(stack: Stack, load: Load, rows: dict[str, dict[str, Any]]) -> None:
-    """Every request against its row, then the sums per tenant."""
-    one_write = max(one.largest_read for one in load.received)
-    for one in load.received:
-        if one.request is None:
-            continue
-        if one.status != 200:
-            assert one.request not in rows, "a refusal counts nothing"
-            continue
-        row = rows[one.request]
-        assert row["tenant"] == stack.tenant_ids[one.tenant]
-        if one.is_complete:
-            assert row["outcome"] == "completed"
-            assert (row["output_tokens"], row["prompt_tokens"]) == (one.output_tokens, one.prompt_tokens)
-        else:
-            assert row["outcome"] == "aborted"
-            assert one.output_tokens <= row["output_tokens"] <= one.output_tokens + one_write
-    for slug, tenant in stack.tenant_ids.items():
-        completed = [one for one in load.received if one.tenant == slug and one.is_complete]
-        booked = [rows[one.request] for one in completed if one.request is not None]
-        assert sum(row["output_tokens"] for row in booked) == sum(one.output_tokens for one in completed)
-        assert sum(row["prompt_tokens"] for row in booked) == sum(one.prompt_tokens for one in completed)
-        cut_streams = [r for r in rows.values() if r["tenant"] == tenant and r["outcome"] == "aborted"]
-        received = sum(one.output_tokens for one in load.received if one.tenant == slug and not one.is_complete)
-        assert received <= sum(row["output_tokens"] for row in cut_streams)
-
-
-def unmatched(load: Load, rows: dict[str, dict[str, Any]], before: set[str]) -> list[dict[str, Any]]:
-    """Rows of this load whose client saw no head of an answer."""
-    seen = {one.request for one in load.received}
-    return [row for request, row in rows.items() if request not in seen and request not in before]
-
-
-async def known_requests(stack: Stack) -> set[str]:
-    rows = await asyncio.to_thread(usage_rows, stack.postgres.recorded_url())
-    return {row["request"] for row in rows}
-
-
-async def test_a_router_killed_under_load_leaves_exact_books(stack: Stack) -> None:
-    before = await known_requests(stack)
-    load = Load(stack, seed=1)
-    async with load.running():
-        await load.wait_for(lambda: load.completed() >= 20 and load.streaming() >= 8)
-        await asyncio.to_thread(stack.kill_router)
-        stack.start_router()
-        await asyncio.to_thread(stack.wait_router)
-        n_completed = load.completed()
-        await load.wait_for(lambda: load.completed() >= n_completed + 20)
-    rows = await settled_rows(stack, load)
-    check_books(stack, load, rows)
-    cut = [one for one in load.received if one.status == 200 and not one.is_complete]
-    assert len(cut) >= 8
-    # Clients cut before their first byte: a stream has one unseen write at most; a whole answer counts as it comes.
-    one_write = max(one.largest_read for one in load.received)
-    for row in unmatched(load, rows, before):
-        assert row["outcome"] == "aborted"
-        assert row["output_tokens"] <= one_write or row["dialect"] == "generate"
-
-
-async def test_an_outage_of_postgresql_under_load_loses_and_doubles_nothing(stack: Stack) -> None:
-    before = await known_requests(stack)
-    load = Load(stack, seed=2)
-    async with load.running():
-        await load.wait_for(lambda: load.completed() >= 10)
-        await asyncio.to_thread(stack.postgres.stop)
-        n_completed = load.completed()
-        await asyncio.sleep(OUTAGE_S)
-        assert load.completed() > n_completed + 50, "the router serves on meanwhile"
-        stack.postgres.start()
-        n_completed = load.completed()
-        await load.wait_for(lambda: load.completed() >= n_completed + 20)
-    assert all(one.is_complete for one in load.received)
-    rows = await settled_rows(stack, load)
-    check_books(stack, load, rows)
-    assert unmatched(load, rows, before) == []
-    totals = dict.fromkeys(stack.tenant_ids.values(), 0)
-    for request, row in rows.items():
-        if request not in before:
-            totals[row["tenant"]] += row["output_tokens"]
-    received: Counter[str] = Counter()
-    for one in load.received:
-        received[stack.tenant_ids[one.tenant]] += one.output_tokens
-    assert totals == received
-
-
-async def test_a_router_killed_during_an_outage_serves_on_and_keeps_its_books(stack: Stack) -> None:
-    """It starts again from its saved configuration; what it booked before waits in its spool."""
-    load = Load(stack, seed=3)
-    async with load.running():
-        await load.wait_for(lambda: load.completed() >= 10)
-        await asyncio.to_thread(stack.postgres.stop)
-        n_completed = load.completed()
-        await load.wait_for(lambda: load.completed() >= n_completed + 20 and load.streaming() >= 8)
-        await asyncio.to_thread(stack.kill_router)
-        stack.start_router()
-        await asyncio.to_thread(stack.wait_router)
-        n_completed = load.completed()
-        await load.wait_for(lambda: load.completed() >= n_completed + 20)
-        stack.postgres.start()
-    rows = await settled_rows(stack, load)
-    check_books(stack, load, rows)
+@pytest.mark.slow  # the whole script takes one to two minutes a seed
+@pytest.mark.timeout(600)
+async def test_the_books_are_exact_after_the_whole_script(world: World, seed: int) -> None:
+    world.rng.seed(seed)
+    world.stack.start_worker()
+    steps = world.whole_script
+    world.rng.shuffle(steps)
+    load = Load(world.stack, seed=seed, n_clients=10, share_leaving=0.15)
+    async with exact_books(world, load):
+        for step in steps:
+            await step(load)
+            await progress(load, 10)
+    world.stack.kill_worker()
