@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import datetime
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 import msgspec
 import structlog
 
 from router_ext.wire.controlplane import Totals, UsageEvent
+from router_ext.wire.decoding import NotDecoded
 
 log = structlog.get_logger(__name__)
 
@@ -95,15 +96,21 @@ class QuotaBook:
 
     def load(self, payloads: Iterable[bytes]) -> None:
         """Events that the spool held at the start."""
+        for event in self._spent(payloads):
+            self.booked(event)
+
+    def _spent(self, payloads: Iterable[bytes]) -> Iterator[_Spent]:
         for payload in payloads:
-            self.booked(self._decode(payload))
+            try:
+                yield self._decode(payload)
+            except NotDecoded as error:  # the control plane will refuse it, and it is set aside
+                log.error("quota.event_unreadable", reason=str(error))
 
     def acked(self, payloads: Iterable[bytes], booked_at_us: int) -> None:
         """The control plane has booked these events by that instant; 0: it never will."""
         is_over = booked_at_us <= self.as_of_us and self.as_of_us > 0
         sums: Sums = {}
-        for payload in payloads:
-            event = self._decode(payload)
+        for event in self._spent(payloads):
             tokens = event.prompt_tokens + event.output_tokens
             if tokens:
                 day = event.arrived_at_us // DAY_US

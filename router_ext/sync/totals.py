@@ -12,6 +12,7 @@ import structlog
 
 from router_ext.sync.session import ControlPlaneRefused, ControlPlaneSession, ControlPlaneUnavailable
 from router_ext.wire.controlplane import TOTALS_PATH, Totals
+from router_ext.wire.decoding import NotDecoded
 
 log = structlog.get_logger(__name__)
 
@@ -85,7 +86,7 @@ class TotalsClient:
             else:
                 totals = msgspec.json.decode(answer.body, type=Totals)
             is_continued = self._apply(totals)
-        except (ControlPlaneUnavailable, ControlPlaneRefused, msgspec.MsgspecError, ValueError) as error:
+        except (ControlPlaneUnavailable, ControlPlaneRefused, ValueError, *NotDecoded) as error:
             # An answer that got lost may have told what will not be told again.
             self._is_whole_due = self._is_whole_due or since_us == 0
             reason = error.message if isinstance(error, ControlPlaneUnavailable | ControlPlaneRefused) else str(error)

@@ -37,6 +37,7 @@ class Bench:
         self.quotas = QuotaBook()
         self.limiter = Limiter(self.quotas, clock=lambda: self.now, lifetime_s=3_600.0)
         self.number = 0
+        self.drain_s = 7.0
         self.publish(tenant, key)
 
     def publish(self, tenant: LimitsRecord | None = None, key: LimitsRecord | None = None) -> bool:
@@ -46,7 +47,7 @@ class Bench:
     def admit(self, tokens: int = 10, *, at_us: int = NOON, who: Identity = ALICE) -> str:
         self.number += 1
         event = f"evt_{self.number}"
-        assert self.limiter.admit(who, event, tokens, at_us, lambda: 7.0) is None
+        assert self.limiter.admit(who, event, tokens, at_us, lambda: self.drain_s) is None
         return event
 
     def refused(self, tokens: int = 10, **given: Any) -> LimitExceeded:
@@ -209,12 +210,15 @@ def test_a_minute_comes_back_after_a_minute() -> None:
     bench.refused()
 
 
-def test_too_many_at_once_are_told_when_the_queue_has_drained() -> None:
+@pytest.mark.parametrize(("drain_s", "least", "most"), [(0.2, 1.0, 1.25), (7.0, 7.0, 8.75), (600.0, 120.0, 120.0)])
+def test_too_many_at_once_are_told_when_the_queue_has_drained(drain_s: float, least: float, most: float) -> None:
     bench = Bench(LimitsRecord(concurrent=1))
+    bench.drain_s = drain_s
     bench.admit()
-    error = bench.refused()
-    assert error.retry_after_s is not None
-    assert 7.0 <= error.retry_after_s <= 8.75
+    hints = [bench.refused().retry_after_s or 0.0 for _ in range(20)]
+    assert all(least <= hint <= most for hint in hints)
+    # Those who are refused together do not come back together.
+    assert len(set(hints)) == (1 if drain_s == 600.0 else 20)
 
 
 def test_a_request_that_never_fits_is_not_to_be_tried_again() -> None:

@@ -107,6 +107,12 @@ def test_a_restart_reads_the_spool_again() -> None:
     assert after.used("ten_a", DAY) == before.used("ten_a", DAY) == (50, 50)
 
 
+def test_what_cannot_be_read_counts_for_nobody() -> None:
+    book = QuotaBook()
+    book.load([b"{", b"[" * 10_000, payload(event(1, 10)), b'{"tenant":"ten_a"}'])
+    assert book.used("ten_a", DAY) == (10, 10)
+
+
 def test_acknowledgments_without_totals_are_kept_in_bounded_memory() -> None:
     book = QuotaBook()
     for number in range(3_000):
