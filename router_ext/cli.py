@@ -47,6 +47,7 @@ COMMANDS: Mapping[str, Command | Mapping[str, Command]] = {
     "bench": {
         "scheduler": Command("router_ext.ops.bench_scheduler", "time of one scheduling decision", runs_core=True),
         "gateway": Command("router_ext.ops.gatewaybench.bench", "what the router adds to a request and to a stream"),
+        "config": Command("router_ext.ops.configbench.bench", "what a change of a large configuration costs a router"),
         "grammars": Command("router_ext.ops.bench_grammars", "what the guard makes of common grammars and of hazards"),
         "hazards": Command(
             "router_ext.ops.hazards.bench", "odd requests, and what the others notice of them", "devserver"

@@ -206,7 +206,7 @@ class Router:
             with collector.keeping() if len(body) > LARGE_BYTES else contextlib.nullcontext():
                 snapshot = await asyncio.to_thread(decode_snapshot, body)
                 if self.directory is not None:
-                    snapshot = await asyncio.to_thread(keep_same, snapshot, self.directory.snapshot)
+                    await asyncio.to_thread(keep_same, snapshot, self.directory.snapshot)
                 await self.apply(snapshot)
             await self._load_kept(snapshot)
         except OSError as error:
@@ -320,9 +320,9 @@ class Router:
         self.directory = directory
         self._applied_at_us = now_us()
         if before is not None:
-            held = before.parts()
+            box = [before]
             del before
-            await asyncio.to_thread(let_go, *held)
+            await asyncio.to_thread(let_go, box, Directory.parts)
 
     def _make_engine(self, record: PoolRecord, directory: Directory) -> PoolEngine:
         return PoolEngine(

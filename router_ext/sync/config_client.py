@@ -9,7 +9,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import structlog
 
@@ -204,6 +204,8 @@ class ConfigClient:
                     await asyncio.to_thread(self._saved.write, answer.body)
             except OSError as error:  # it serves; only a start without the control plane would be on the older one
                 log.error("config.not_saved", revision=self.applied_revision, reason=error.strerror)
+                # Deltas would lead on from a whole that is not there.
+                self._wants_whole = not deltas
         return is_news
 
     def _follow_deltas(self, deltas: list[SnapshotDelta]) -> ConfigSnapshot:
@@ -213,7 +215,9 @@ class ConfigClient:
 
     def _decode(self, body: bytes) -> ConfigSnapshot:
         snapshot = decode_snapshot(body)
-        return snapshot if self.snapshot is None else keep_same(snapshot, self.snapshot)
+        if self.snapshot is not None:
+            keep_same(snapshot, self.snapshot)
+        return snapshot
 
     async def _consider(self, load: Callable[[], ConfigSnapshot], *, is_large: bool, is_saved: bool = False) -> bool:
         """Load off the loop, check and apply. False if it was refused. ``is_large``: a whole one of many records.
@@ -253,9 +257,9 @@ class ConfigClient:
         log.info("config.applied", revision=snapshot.revision, digest=snapshot.digest[:12], saved_copy=is_saved)
         self._report()
         if before is not None:
-            held: list[list[Any]] = [list(before.keys), list(before.tenants)]
-            del before  # what only it refers to is freed in the thread, a little at a time
-            await asyncio.to_thread(let_go, *held)
+            box = [before]
+            del before
+            await asyncio.to_thread(let_go, box, lambda old: [list(old.keys), list(old.tenants)])
         return True
 
     def _refuse(self, revision: int | None, reason: str, *, is_saved: bool) -> None:

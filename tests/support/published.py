@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 
 import msgspec
@@ -10,6 +11,7 @@ from aiohttp import web
 
 from router_ext.wire.controlplane import (
     ARTIFACT_PATH,
+    BASE_HEADER,
     HEARTBEAT_PATH,
     SNAPSHOT_PATH,
     TOTALS_PATH,
@@ -21,6 +23,7 @@ from router_ext.wire.controlplane import (
     UsageBatch,
     UsageEvent,
 )
+from router_ext.wire.deltas import difference
 
 TOKEN = "router-token"
 
@@ -44,6 +47,9 @@ class ControlPlane:
         self.etag = ""
         self.polls: list[str | None] = []
         self.damage_next = False
+        self.revisions: list[bytes] | None = None
+        """With a list deltas are answered to those that ask for them; without one as by an older control plane."""
+        self.answers: list[str] = []
         self.artifacts: dict[str, bytes] = {}
         self.booked_at_us = 0
         self.totals: Totals | None = None
@@ -124,10 +130,26 @@ class ControlPlane:
                 except TimeoutError:
                     return web.Response(status=304, headers={"ETag": self.etag})
         body = self.snapshot
+        deltas = self._deltas_since(request.query.get("base", ""))
+        if deltas:
+            self.answers.append("delta")
+            text = b'{"deltas":[' + b",".join(deltas) + b"]}"
+            if self.damage_next:
+                self.damage_next = False
+                text = text.replace(b'"weight":', b'"weigth":')
+            return web.Response(body=text, headers={"ETag": self.etag, BASE_HEADER: f'"{request.query["base"]}"'})
+        self.answers.append("whole")
         if self.damage_next:
             self.damage_next = False
             body = body.replace(b'"weight":1.0', b'"weight":9.0')
         return web.Response(body=body, headers={"ETag": self.etag})
+
+    def _deltas_since(self, base: str) -> list[bytes]:
+        digests = [msgspec.json.decode(body, type=ConfigSnapshot).digest for body in self.revisions or []]
+        if base not in digests:
+            return []
+        steps = itertools.pairwise((self.revisions or [])[digests.index(base) :])
+        return [msgspec.json.encode(difference(old, new), order="deterministic") for old, new in steps]
 
     async def publish(self, snapshot: ConfigSnapshot) -> None:
         self.publish_bytes(msgspec.json.encode(snapshot, order="deterministic"), snapshot.digest)
@@ -136,6 +158,8 @@ class ControlPlane:
 
     def publish_bytes(self, body: bytes, digest: str) -> None:
         self.snapshot = body
+        if self.revisions is not None:
+            self.revisions.append(body)
         self.etag = f'"{digest}"'
 
     async def _artifact(self, request: web.Request) -> web.Response:
