@@ -228,8 +228,10 @@ class RequestView(APIView):
 
     @extend_schema(operation_id="request_explained", responses={200: FoundRequestsSerializer, **PROBLEMS})
     def get(self, request: Any, request_id: str) -> Response:
-        """The requests of this id, newest first: what a client got as `x-request-id`. Clients may choose it, so it need
-        not be unique. A request is found once it has ended; until then its router tells, on its admin port."""
+        """The requests of this id, newest first: what a client got as `x-request-id`, or the `event` of the books.
+
+        Clients may choose the first, so it need not be unique. A request is found once it has ended; until then its
+        router tells: its tenant at `/v1/requests/{id}`, an operator on its admin port."""
         actor: Actor = request.actor
         found = queries.explained_requests(actor=actor, request_id=request_id)
         if not found:

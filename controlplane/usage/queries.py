@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from django.db import connection
 from django.db.models import QuerySet
 
 from controlplane.common.actor import Actor, Scope
-from controlplane.common.clock import utc_now
+from controlplane.common.clock import from_us, utc_now
 from controlplane.common.errors import Invalid
 from controlplane.common.validation import without_nul
 from controlplane.usage.histogram import quantile_us
@@ -169,16 +170,24 @@ class ExplainedRequest:
 
 MAX_SAME_ID = 20
 
+_EVENT_ID = re.compile(r"evt_([0-9a-f]{14})[0-9a-f]{16}", re.ASCII)
+"""As routers make them; 14 digits of microseconds since 1970 are years until 4253."""
+
 
 def explained_requests(*, actor: Actor, request_id: str) -> list[ExplainedRequest]:
-    """The requests that carry this id, newest first: what clients get as ``x-request-id``, which they may choose.
+    """The requests that carry this id, newest first: what clients get as ``x-request-id``, which they may choose, or
+    the id of the books.
 
     Cost: one look into the index of every day, and one more for the explanations.
     """
     actor.require(Scope.READ)
-    rows = list(
-        UsageEvent.objects.filter(request=without_nul(request_id)).order_by("-arrived_at", "-event")[:MAX_SAME_ID]
-    )
+    wanted_id = without_nul(request_id)
+    rows = list(UsageEvent.objects.filter(request=wanted_id).order_by("-arrived_at", "-event")[:MAX_SAME_ID])
+    match = _EVENT_ID.fullmatch(wanted_id)
+    if match is not None:
+        # The id says when its request arrived, and so in which day to look.
+        booked = UsageEvent.objects.filter(arrived_at=from_us(int(match[1], 16)), event=wanted_id)
+        rows += [row for row in booked if row.request != wanted_id]
     wanted = UsageExplanation.objects.filter(arrived_at__in=[row.arrived_at for row in rows])
     found = {(each.arrived_at, each.event): each for each in wanted}
     return [ExplainedRequest(event=row, explanation=found.get((row.arrived_at, row.event))) for row in rows]

@@ -14,6 +14,7 @@ from controlplane.accounts.models import User
 from controlplane.common.actor import Actor
 from controlplane.usage import ingest
 from controlplane.usage.models import UsageExplanation
+from router_ext.sync.ledger import new_event_id
 from router_ext.wire.controlplane import MomentRecord, ReasonRecord, UsageBatch, UsageEvent
 from tests.support.control_plane import ApiClient, make_backend, make_pool, make_tenant, usage_event
 
@@ -62,6 +63,16 @@ def test_a_request_is_found_by_the_id_its_client_got(api: ApiClient, system: Act
     assert found["reasons"] == [msgspec.to_builtins(reason) for reason in REASONS]
     assert found["timeline"] == [msgspec.to_builtins(moment) for moment in TIMELINE]
     assert found["explanation"] == [reason.text for reason in REASONS]
+
+
+def test_a_request_is_found_by_the_id_of_the_books(api: ApiClient) -> None:
+    plain = explained()
+    event = msgspec.structs.replace(plain, event=new_event_id(plain.arrived_at_us))
+    book(event, usage_event(request="req_other"))
+    (found,) = api.send("GET", f"/requests/{event.event}").json()["requests"]
+    assert (found["event"], found["request"]) == (event.event, "req_slow")
+    unknown = [new_event_id(plain.arrived_at_us), f"evt_{'f' * 30}", event.event.upper(), event.event[:-1]]
+    assert {api.send("GET", f"/requests/{each}").status_code for each in unknown} == {404}
 
 
 def test_a_request_that_did_not_wait_is_found_without_an_explanation(api: ApiClient) -> None:
