@@ -369,10 +369,12 @@ class PoolEngine:
         if task is not None and task is not asyncio.current_task(self.loop):
             task.cancel()
 
-    def upstream_failed(self, member: Member, error: FairlaneError) -> None:
-        """A stream of this backend broke."""
+    def upstream_failed(self, member: Member, error: FairlaneError, call: Call | None = None) -> None:
+        """A stream of this backend broke, that of ``call`` if it was one of a request."""
         self.metrics.retries.labels(member.backend, error.code).inc()
-        _log.warning("upstream.failed", pool=self.name, backend=member.backend, code=error.code, detail=error.message)
+        named = {} if call is None else {"request": call.request_id, "trace": call.trace and call.trace.trace_id}
+        detail = error.message
+        _log.warning("upstream.failed", pool=self.name, backend=member.backend, code=error.code, detail=detail, **named)
         if isinstance(error, UpstreamFailed):
             self.backends.stream_failed(member.backend, error)
 

@@ -240,7 +240,7 @@ class UpstreamGeneration:
         assert member is not None
         self._close()
         if not is_final:
-            engine.upstream_failed(member, error)
+            engine.upstream_failed(member, error, self.call)
             verdict = self._judged(error)
             if verdict is not None:
                 error, is_final = verdict, True

@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from structlog.testing import capture_logs
 from support.preempting import ForcedCuts, ModelWorld
 from support.scripted import BODY, Peer, World, running, stream, until
 
@@ -92,6 +93,15 @@ async def test_the_backend_gets_the_trace_under_a_new_span(world: World) -> None
     parents = [each["traceparent"].split("-") for each in (one, two)]
     assert [[version, trace, flags] for version, trace, _, flags in parents] == [["00", TRACE, "01"]] * 2
     assert len({SPAN, parents[0][2], parents[1][2]}) == 3
+
+
+async def test_a_broken_stream_is_logged_with_request_and_trace(world: World) -> None:
+    world.generation = stream(2, ending=Ending.CUT)
+    with capture_logs() as lines:
+        await Peer(world, "/generate_stream", BODY, headers={**SENT, "x-request-id": "mine"}).wait()
+    broken = [line for line in lines if line["event"] == "upstream.failed"]
+    assert broken
+    assert {(line["request"], line["trace"]) for line in broken} == {("mine", TRACE)}
 
 
 async def test_nothing_happens_per_token(world: World) -> None:
