@@ -103,10 +103,11 @@ class Section:
     title: str
     fields: list[forms.BoundField]
     is_open: bool
+    lead: str = ""
 
 
-def section(title: str, fields: list[forms.BoundField]) -> Section:
-    return Section(title, fields, any(field.errors or field.value() not in (None, "") for field in fields))
+def section(title: str, fields: list[forms.BoundField], lead: str = "") -> Section:
+    return Section(title, fields, any(field.errors or field.value() not in (None, "") for field in fields), lead)
 
 
 class LimitedForm(VersionedForm):
@@ -119,7 +120,7 @@ class LimitedForm(VersionedForm):
             self.fields[f"limits.{name}"] = forms.IntegerField(
                 required=False,
                 label=text.label,
-                help_text=f"{text.help} Empty: no limit; 0: nothing.",
+                help_text=text.help,
                 widget=forms.NumberInput(attrs={"min": "0", "max": str(MAX_LIMIT), "placeholder": "no limit"}),
             )
 
@@ -128,7 +129,8 @@ class LimitedForm(VersionedForm):
         return [field for field in self.visible_fields() if not field.name.startswith("limits.")]
 
     def sections(self) -> list[Section]:
-        return [section("Limits and quotas", [self[f"limits.{name}"] for name in LIMITS])]
+        lead = "An empty field means no limit, 0 means nothing. Days and months are UTC."
+        return [section("Limits and quotas", [self[f"limits.{name}"] for name in LIMITS], lead)]
 
     def values(self) -> dict[str, Any]:
         values = super().values()

@@ -22,12 +22,16 @@ class QuotaUse:
     resets_at: datetime
 
     @property
+    def quota(self) -> int | None:
+        """The hard quota, else the soft one."""
+        return self.soft_tokens if self.hard_tokens is None else self.hard_tokens
+
+    @property
     def ratio(self) -> float | None:
-        """Used share of the hard quota, else of the soft one; 1 of a quota of nothing. None without a quota."""
-        quota = self.soft_tokens if self.hard_tokens is None else self.hard_tokens
-        if quota is None:
+        """Used share of the quota; 1 of a quota of nothing. None without one."""
+        if self.quota is None:
             return None
-        return self.used_tokens / quota if quota else 1.0
+        return self.used_tokens / self.quota if self.quota else 1.0
 
     @property
     def state(self) -> str:

@@ -60,6 +60,7 @@ def test_a_tenants_limits_go_through_its_form_and_back(operator: Client, tenant:
     stated = {"tokens_per_day": "1000", "soft_tokens_per_day": "40", "concurrent": "0"}
     assert shown_fields(page) == {**dict.fromkeys(LIMITS, ""), **stated}
     assert '<details class="knobs" open><summary>Limits and quotas' in page
+    assert "An empty field means no limit, 0 means nothing." in page
     # Saved as it was shown nothing changes; emptied and set, that and nothing else does.
     assert operator.post(address, form_of(tenant, shown_fields(page))).status_code == 302
     changed = {**stated, "concurrent": "", "tokens_per_month": str(MAX_LIMIT)}
@@ -115,7 +116,8 @@ def test_use_of_quotas_is_shown_as_numbers_bar_and_time(operator: Client, tenant
     us = to_us(utc_now())
     book(usage_event(tenant=tenant.id, key=key.id, arrived_at_us=us, prompt_tokens=100, output_tokens=150))
     page = operator.get(reverse("console:tenant", args=[tenant.id])).content.decode()
-    assert "250 tokens" in page
+    assert "250 of 1,000 tokens" in page
+    assert "None" not in page.partition('id="quotas"')[2].partition("</section>")[0]
     assert 'aria-label="Quota of the day: 25%"' in page
     assert "Quota of the month" not in page
     assert '<span class="badge warn">lowest tier</span>' in page
