@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -23,6 +24,7 @@ from router_ext.core.config import (
 from router_ext.core.ids import BackendId, TierName
 from router_ext.errors import ModelNotFound, SettingsError, SnapshotRefused
 from router_ext.gateway.auth import Identity, KeyRing
+from router_ext.gateway.limits import NO_LIMITS, has_quota
 from router_ext.settings import load_backend_key
 from router_ext.wire.controlplane import BackendRecord, ConfigSnapshot, LimitsRecord, PoolRecord, TenantRecord
 from router_ext.wire.tgi import Info
@@ -32,8 +34,6 @@ STOPPED = "stopped"
 
 DEFAULT_MODELS = frozenset({"", "tgi", "dummy"})
 """What clients send when they mean "whatever runs here" (``dummy`` is huggingface_hub's)."""
-
-_NO_LIMITS = LimitsRecord()
 
 _UNKNOWN_LIMIT = 4_096
 """Stands in for ``/info``'s limits while a configuration is checked before its backends were asked."""
@@ -82,7 +82,7 @@ class Roster:
 
 class Directory:
     """One applied snapshot: keys, pools by name, revision, limits of tenants and keys that have some. Immutable.
-    ``before``: the one it follows.
+    ``before``: the one it follows. ``has_new_quotas``: somebody has a quota who had none there.
 
     Made in a worker thread: ten thousands of keys take a while, and the loop goes on serving.
 
@@ -96,10 +96,7 @@ class Directory:
         self.snapshot = snapshot
         self.revision = snapshot.revision
         self.pools = {record.pool: record for record in snapshot.pools}
-        self.limits: dict[str, LimitsRecord] = {
-            **{each.tenant: each.limits for each in snapshot.tenants if each.limits != _NO_LIMITS},
-            **{each.key: each.limits for each in snapshot.keys if each.limits != _NO_LIMITS},
-        }
+        self._take_limits(snapshot, {} if before is None else before.limits)
         self.ranks = {TierName(tier.name): tier.rank for tier in snapshot.tiers}
         self._by_name: dict[str, PoolRecord] = {}
         for record in snapshot.pools:
@@ -122,9 +119,24 @@ class Directory:
             pool_config(record, snapshot, {}, self.roster.shares)
         self.keys = KeyRing(snapshot, peppers, None if before is None else before.keys)
 
+    def _take_limits(self, snapshot: ConfigSnapshot, before: Mapping[str, LimitsRecord]) -> None:
+        self.limits: dict[str, LimitsRecord] = {}
+        self.has_new_quotas = False
+        tenants = ((each.tenant, each.limits) for each in snapshot.tenants)
+        keys = ((each.key, each.limits) for each in snapshot.keys)
+        for number, (scope, record) in enumerate(itertools.chain(tenants, keys), start=1):
+            if record != NO_LIMITS:
+                self.limits[scope] = record
+                known = before.get(scope, NO_LIMITS)
+                # Records that have not changed are mostly the same objects.
+                if record is not known and has_quota(record) and not has_quota(known):
+                    self.has_new_quotas = True
+            if number % 64 == 0:
+                time.sleep(0)  # as above
+
     def parts(self) -> list[list[Any]]:
         """What there is very much of, for ``let_go`` once another one is in force: freed at once it stops the loop."""
-        return [self.keys.entries(), list(self.roster.shares.tenants.values())]
+        return [self.keys.entries(), list(self.roster.shares.tenants.values()), list(self.limits.values())]
 
     def resolve(self, model: str | None, identity: Identity) -> PoolRecord:
         """The pool that serves a request.

@@ -314,8 +314,8 @@ class Router:
         for pool, engine in self.engines.items():
             model = directory.pools[pool].length_model
             self.predictions.want(engine, None if model is None else model.digest)
-        has_new_quotas = self.limits.apply(directory.limits, directory.ranks)
-        if has_new_quotas and self._link is not None and self._link.totals is not None:
+        self.limits.apply(directory.limits, directory.ranks)
+        if directory.has_new_quotas and self._link is not None and self._link.totals is not None:
             self._link.totals.notify(is_whole=True)
         self.directory = directory
         self._applied_at_us = now_us()

@@ -136,12 +136,12 @@ class Limiter:
         """Of everybody who has had requests within the minute."""
         return (scope.window for scope in self._scopes.values() if scope.window is not None)
 
-    def apply(self, limits: Mapping[str, LimitsRecord], ranks: Mapping[TierName, int]) -> bool:
+    def apply(self, limits: Mapping[str, LimitsRecord], ranks: Mapping[TierName, int]) -> None:
         """Limits of another snapshot, by tenant and key; holds at once for what is counted already.
 
-        Returns whether somebody has a quota who had none. Cost: O(those counted, those limited, open requests).
+        Cost: O(those who have had requests within the minute, open requests).
         """
-        before, self._limits, self._ranks = self._limits, limits, ranks
+        self._limits, self._ranks = limits, ranks
         for scope in self._scopes.values():
             scope.use(limits.get(scope.scope, NO_LIMITS))
             scope.reserved.clear()
@@ -149,12 +149,6 @@ class Limiter:
             for scope in (held.tenant, held.key):
                 if scope.is_limited:
                     scope.reserve(held.day, held.tokens)
-        for name, record in limits.items():
-            known = before.get(name)
-            # Records that have not changed are mostly the same objects.
-            if record is not known and has_quota(record) and (known is None or not has_quota(known)):
-                return True
-        return False
 
     # --- admission ----------------------------------------------------------------------------------------------------
 

@@ -43,7 +43,7 @@ class ControlPlaneLink:
         self.heartbeat = HeartbeatClient(self._session, build_heartbeat)
         # An event is booked either before totals are asked for or after they were taken.
         turn = asyncio.Lock()
-        self.totals = None if quotas is None else TotalsClient(self._session, quotas.apply, turn=turn)
+        self.totals = None if quotas is None else TotalsClient(self._session, quotas, turn=turn)
         self.usage = UsageClient(
             self._session,
             ledger,

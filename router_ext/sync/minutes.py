@@ -57,23 +57,24 @@ local answer = {{1}}
 local new = {{}}
 for i, key in ipairs(KEYS) do
   for k = 1, 2 do
-    local names = {{}}
-    -- A router whose bucket has begun a little earlier counts as well.
-    for b = first, now + 1 do names[#names + 1] = b .. letters[k] end
-    local found = redis.call('HMGET', key, unpack(names))
-    if not found[{N_BUCKETS}] then new[key] = true end
-    local sum = 0
-    for _, count in ipairs(found) do if count then sum = sum + tonumber(count) end end
     local limit = tonumber(ARGV[2 + 2 * i + k - 1])
-    local free = 0
-    if limit >= 0 and sum + costs[k] > limit then
-      answer[1] = 0
-      local over = sum + costs[k] - limit
-      for at, count in ipairs(found) do
-        if count then over = over - tonumber(count) end
-        if over <= 0 then free = first + at - 1 + {N_BUCKETS}; break end
+    local sum, free = 0, 0
+    if limit >= 0 then
+      local names = {{}}
+      -- A router whose bucket has begun a little earlier counts as well.
+      for b = first, now + 1 do names[#names + 1] = b .. letters[k] end
+      local found = redis.call('HMGET', key, unpack(names))
+      if not found[{N_BUCKETS}] then new[key] = true end
+      for _, count in ipairs(found) do if count then sum = sum + tonumber(count) end end
+      if sum + costs[k] > limit then
+        answer[1] = 0
+        local over = sum + costs[k] - limit
+        for at, count in ipairs(found) do
+          if count then over = over - tonumber(count) end
+          if over <= 0 then free = first + at - 1 + {N_BUCKETS}; break end
+        end
+        if over > 0 then free = -1 end
       end
-      if over > 0 then free = -1 end
     end
     answer[#answer + 1] = sum
     answer[#answer + 1] = free
@@ -118,7 +119,8 @@ class Verdict:
     """What the store said of one request.
 
     ``bucket``: where it was counted, in this router's numbers. ``sums``: requests and tokens of all routers before it,
-    per window. ``free_at``: the bucket from which on it would fit, where it does not; -1: never.
+    per window; 0 where there is no limit. ``free_at``: the bucket from which on it would fit, where it does not; -1:
+    never.
     """
 
     is_taken: bool

@@ -18,6 +18,7 @@ Days are numbered from 1970-01-01. Pure but for the log; event loop's thread onl
 from __future__ import annotations
 
 import datetime
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -25,7 +26,7 @@ from functools import lru_cache
 import msgspec
 import structlog
 
-from router_ext.wire.controlplane import Totals, UsageEvent
+from router_ext.wire.controlplane import TotalRecord, Totals, UsageEvent
 from router_ext.wire.decoding import NotDecoded
 
 log = structlog.get_logger(__name__)
@@ -33,6 +34,9 @@ log = structlog.get_logger(__name__)
 DAY_US = 86_400_000_000
 MAX_ACKED = 512
 """Acknowledged batches kept apart while no totals come; the oldest are then kept together."""
+
+_CHUNK = 512
+"""Totals freed at once."""
 
 _EPOCH = datetime.date(1970, 1, 1).toordinal()
 
@@ -78,7 +82,8 @@ class QuotaBook:
         self.as_of_us = 0
         self.live_routers = 1
         self._day = 0
-        self._totals: dict[str, tuple[int, int]] = {}
+        self._totals: dict[str, TotalRecord] = {}
+        self._replaced: list[dict[str, TotalRecord]] = []
         self._own: dict[str, dict[int, int]] = {}
         self._acked: deque[tuple[int, Sums]] = deque()
         self._decode = msgspec.json.Decoder(_Spent).decode
@@ -142,14 +147,22 @@ class QuotaBook:
 
     # --- totals -----------------------------------------------------------------------------------------------------
 
-    def apply(self, totals: Totals) -> bool:
-        """Put an answer of the control plane in force. False: it does not continue those in force; ask for all."""
+    def apply(self, totals: Totals, records: dict[str, TotalRecord] | None = None) -> bool:
+        """Put an answer of the control plane in force. False: it does not continue those in force; ask for all.
+
+        Args:
+            records: those of ``totals`` by scope, where that was made of many elsewhere. Call ``let_go`` then.
+        """
         day = datetime.date.fromisoformat(totals.day).toordinal() - _EPOCH
+        if records is None:
+            records = {each.scope: each for each in totals.totals}
         if totals.is_whole:
-            self._totals = {each.scope: (each.day_tokens, each.month_tokens) for each in totals.totals}
+            self._replaced.append(self._totals)
+            self._totals = records
+            if len(self._replaced[-1]) <= _CHUNK:
+                self._replaced.pop()
         elif day == self._day and self.as_of_us:
-            for each in totals.totals:
-                self._totals[each.scope] = (each.day_tokens, each.month_tokens)
+            self._totals.update(records)
         else:
             return False
         self._day, self.as_of_us, self.live_routers = day, totals.as_of_us, max(1, totals.live_routers)
@@ -167,6 +180,15 @@ class QuotaBook:
         self._acked = kept
         return True
 
+    def let_go(self) -> None:
+        """Free totals that have been replaced, in small pieces: for a worker thread."""
+        while self._replaced:
+            old = self._replaced.pop()
+            while old:
+                for _ in range(min(_CHUNK, len(old))):
+                    old.popitem()
+                time.sleep(0)
+
     def today(self, at_us: int) -> int:
         """The day that a request of this instant is judged by: the later one where clocks differ about midnight."""
         return max(at_us // DAY_US, self._day)
@@ -175,9 +197,10 @@ class QuotaBook:
         """Tokens used by ``day`` and in its month so far, reservations apart."""
         used_day = used_month = 0
         if self._day and month_of(self._day) == month_of(day):
-            day_tokens, used_month = self._totals.get(scope, (0, 0))
-            if self._day == day:
-                used_day = day_tokens
+            total = self._totals.get(scope)
+            if total is not None:
+                used_month = total.month_tokens
+                used_day = total.day_tokens if self._day == day else 0
         days = self._own.get(scope)
         if days:
             first, after = month_of(day), month_after(day)

@@ -42,7 +42,8 @@ class Node:
 
     def apply(self, snapshot: ConfigSnapshot) -> None:
         directory = Directory(snapshot, {1: b"0" * 32})
-        if self.limiter.apply(directory.limits, directory.ranks):
+        self.limiter.apply(directory.limits, directory.ranks)
+        if directory.has_new_quotas:
             assert self.link.totals is not None
             self.link.totals.notify(is_whole=True)
 

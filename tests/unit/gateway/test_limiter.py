@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import msgspec
 import pytest
+from support.routers import Setup
 
 from router_ext.core.ids import KeyId, TenantId, TierName
 from router_ext.errors import LimitExceeded, QuotaExceeded
 from router_ext.gateway.auth import Identity
+from router_ext.gateway.configure import Directory
 from router_ext.gateway.limits import MARGIN_S, Limiter
 from router_ext.sync.quota import DAY_US, QuotaBook
 from router_ext.sync.window import N_BUCKETS
@@ -40,9 +43,9 @@ class Bench:
         self.drain_s = 7.0
         self.publish(tenant, key)
 
-    def publish(self, tenant: LimitsRecord | None = None, key: LimitsRecord | None = None) -> bool:
+    def publish(self, tenant: LimitsRecord | None = None, key: LimitsRecord | None = None) -> None:
         given = {"ten_a": tenant, "key_a": key}
-        return self.limiter.apply({name: each for name, each in given.items() if each is not None}, RANKS)
+        self.limiter.apply({name: each for name, each in given.items() if each is not None}, RANKS)
 
     def admit(self, tokens: int = 10, *, at_us: int = NOON, who: Identity = ALICE) -> str:
         self.number += 1
@@ -354,11 +357,23 @@ def test_durations_are_written_as_clients_read_them(seconds: float, text: str) -
 
 
 def test_new_quotas_are_noticed() -> None:
-    bench = Bench()
-    assert not bench.publish(LimitsRecord(requests_per_minute=5))
-    assert bench.publish(LimitsRecord(requests_per_minute=5, soft_tokens_per_month=5))
-    assert not bench.publish(LimitsRecord(soft_tokens_per_month=9))
-    assert bench.publish(LimitsRecord(soft_tokens_per_month=9), LimitsRecord(tokens_per_day=9))
+    setup = Setup(backends=[])
+    text = setup.key("a")
+    directory: Directory | None = None
+    for tenant, key, is_new in (
+        (LimitsRecord(), LimitsRecord(), False),
+        (LimitsRecord(requests_per_minute=5), LimitsRecord(), False),
+        (LimitsRecord(requests_per_minute=5, soft_tokens_per_month=5), LimitsRecord(), True),
+        (LimitsRecord(soft_tokens_per_month=9), LimitsRecord(concurrent=9), False),
+        (LimitsRecord(soft_tokens_per_month=9), LimitsRecord(tokens_per_day=9), True),
+        (LimitsRecord(), LimitsRecord(tokens_per_day=9), False),
+    ):
+        setup.tenant("a", limits=tenant)
+        setup.keys[text] = msgspec.structs.replace(setup.keys[text], limits=key)
+        directory = Directory(setup.snapshot(), {1: setup.pepper}, directory)
+        assert directory.has_new_quotas is is_new
+        held = {setup.tenants["a"].tenant: tenant, setup.keys[text].key: key}
+        assert directory.limits == {scope: record for scope, record in held.items() if record != LimitsRecord()}
 
 
 def test_who_has_no_limits_leaves_nothing() -> None:

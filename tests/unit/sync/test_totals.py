@@ -32,7 +32,7 @@ async def test_it_asks_for_all_at_first_and_for_changes_then(
     control_plane: ControlPlane, session: ControlPlaneSession
 ) -> None:
     book = QuotaBook()
-    client = TotalsClient(session, book.apply, turn=asyncio.Lock())
+    client = TotalsClient(session, book, turn=asyncio.Lock())
     assert client.age_s is None
     assert not await client.pull()
     assert client.last_error is not None
@@ -56,11 +56,29 @@ async def test_it_asks_for_all_at_first_and_for_changes_then(
     assert book.used("ten_1", DAY_NUMBER) == (9, 9)
 
 
+async def test_answers_of_any_size_are_the_same(control_plane: ControlPlane, session: ControlPlaneSession) -> None:
+    book = QuotaBook()
+    client = TotalsClient(session, book, turn=asyncio.Lock())
+    for tokens in (7, 9):
+        records = [TotalRecord(scope=f"key_{n}", day_tokens=n, month_tokens=n + tokens) for n in range(5_000)]
+        control_plane.totals = Totals(as_of_us=tokens, day=DAY, live_routers=2, totals=records)
+        client.notify(is_whole=True)
+        assert await client.pull()
+        for number in (0, 1, 4_999):
+            assert book.used(f"key_{number}", DAY_NUMBER) == (number, number + tokens)
+        assert not book._replaced
+    records = [TotalRecord(scope=f"key_{n}", day_tokens=1, month_tokens=1) for n in range(3_000)]
+    control_plane.totals = Totals(as_of_us=10, day=DAY, is_whole=False, totals=records)
+    assert await client.pull()
+    assert book.used("key_2999", DAY_NUMBER) == (1, 1)
+    assert book.used("key_3000", DAY_NUMBER) == (3_000, 3_009)
+
+
 async def test_changes_of_another_day_are_not_taken_for_all(
     control_plane: ControlPlane, session: ControlPlaneSession
 ) -> None:
     book = QuotaBook()
-    client = TotalsClient(session, book.apply, turn=asyncio.Lock())
+    client = TotalsClient(session, book, turn=asyncio.Lock())
     control_plane.totals = totals(50, 7)
     assert await client.pull()
     control_plane.totals = Totals(as_of_us=60, day="2023-11-15", is_whole=False)
