@@ -20,6 +20,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from router_ext.backends.tgi import TgiBackend, _Connection, _Exchange
 from router_ext.errors import (
     LedgerFull,
@@ -39,12 +41,24 @@ from router_ext.gateway.generation import GenerationRequest, ModelLimits
 from router_ext.gateway.passthrough import read_body_answer, relay_for
 from router_ext.gateway.refusals import refusal_of
 from router_ext.gateway.server import protocol_class
+from router_ext.obs.tracing import Trace, read_parent
 from router_ext.settings import RouterSettings
 from router_ext.sync.inflight import HEADER_BYTES, InflightTable
 from router_ext.sync.ledger import Ledger
+from router_ext.sync.quota import QuotaBook
 from router_ext.sync.snapshot_file import decode_snapshot
 from router_ext.sync.spool import Spool
-from router_ext.wire.controlplane import ConfigSnapshot, KeyRecord, TenantRecord, parse_key, snapshot_digest
+from router_ext.wire.controlplane import (
+    ConfigSnapshot,
+    KeyRecord,
+    SnapshotDeltas,
+    TenantRecord,
+    Totals,
+    parse_key,
+    snapshot_digest,
+)
+from router_ext.wire.decoding import NotDecoded
+from router_ext.wire.deltas import decode_deltas, difference, follow
 from router_ext.wire.frames import MAX_FRAME_BYTES, Frames, frame
 from router_ext.wire.metrics_text import parse_gauges
 from router_ext.wire.sse import SseError, SseParser
@@ -60,6 +74,7 @@ from router_ext.wire.tgi import decode_tokenize as decode_tokens
 LIMITS = ModelLimits(model_id="m", max_input_tokens=200, max_total_tokens=300)
 IN_MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
 """Where files are made: what is tested reads and writes them, and syncs, thousands of times."""
+NOW_US = 1_796_000_000_000_000
 GENERATION_PATHS = ("/", "/generate", "/generate_stream", "/v1/chat/completions", "/v1/completions", "/v1/responses")
 CONTEXT = AnswerContext(model_id="m", system_fingerprint="3-native", created=1)
 
@@ -208,6 +223,9 @@ class _Wire(asyncio.Transport):
     def write(self, data: Any) -> None:
         self.written += bytes(data)
 
+    def can_write_eof(self) -> bool:
+        return True
+
     def write_eof(self) -> None:
         return
 
@@ -324,6 +342,12 @@ def headers(data: bytes) -> None:
         assert found == key, "nothing but the whole key lets in"
         with contextlib.suppress(RequestRefused):
             identity.tier(data.decode("latin-1"))
+    parent = read_parent(pairs)
+    if parent is not None:
+        lines = Trace(parent.trace_id, parent.span_id, parent.flags, parent.state).upstream_headers
+        assert re.fullmatch(
+            rb"traceparent: 00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\r\n(tracestate: [ -~]+\r\n)?", lines
+        )
     for _, value in pairs:
         text = value.decode("latin-1")
         parse_key(text)
@@ -385,6 +409,26 @@ def snapshots(data: bytes) -> None:
     with contextlib.suppress(SnapshotRefused):
         snapshot = decode_snapshot(data)
         KeyRing(snapshot, {1: b"0" * 32})
+
+
+def deltas(data: bytes) -> None:
+    before = decode_snapshot(_snapshot())
+    with contextlib.suppress(SnapshotRefused):
+        steps = [delta for delta, _ in decode_deltas(data)]
+        after = follow(before, steps)
+        assert after.digest == (steps[-1].digest if steps else before.digest)
+
+
+def quotas(data: bytes) -> None:
+    """Lines: spooled events, then what the control plane says of totals."""
+    *payloads, last = data.split(b"\n")
+    book = QuotaBook()
+    book.load(payloads)
+    book.acked(payloads, 5)
+    with contextlib.suppress(ValueError, *NotDecoded):
+        book.apply(msgspec.json.decode(last, type=Totals))
+    used = book.used("ten_a", book.today(NOW_US))
+    assert all(isinstance(tokens, int) for tokens in used)
 
 
 def spools(data: bytes) -> None:
@@ -472,8 +516,6 @@ def _sse(*payloads: bytes) -> bytes:
 
 
 def _snapshot() -> bytes:
-    import msgspec
-
     blank = ConfigSnapshot(
         revision=1,
         published_at_us=1,
@@ -487,6 +529,15 @@ def _snapshot() -> bytes:
         ],
     )
     return msgspec.json.encode(msgspec.structs.replace(blank, digest=snapshot_digest(blank)))
+
+
+def _delta() -> bytes:
+    before = decode_snapshot(_snapshot())
+    blank = msgspec.structs.replace(
+        before, revision=2, digest="", tenants=[*before.tenants, TenantRecord(tenant="ten_b", name="b")]
+    )
+    after = msgspec.structs.replace(blank, digest=snapshot_digest(blank))
+    return msgspec.json.encode(SnapshotDeltas(deltas=[difference(_snapshot(), msgspec.json.encode(after))]))
 
 
 def _segment() -> bytes:
@@ -591,6 +642,7 @@ HARNESSES: dict[str, Harness] = {
             b"x-api-key: KEY\r\nx-fairlane-agent-cost: 1e5",
             b"authorization: Bearer KEY\r\nauthorization: Bearer KEY",
             b"authorization: Bearer FORGED",
+            b"traceparent: 00-" + b"a" * 32 + b"-" + b"b" * 16 + b"-01\r\ntracestate: x=1",
             b"authorization: basic \xff\r\nx: nan\r\ny: 1_0",
         ),
     ),
@@ -606,6 +658,16 @@ HARNESSES: dict[str, Harness] = {
         ),
     ),
     "snapshots": Harness(snapshots, (_snapshot(), _DEEP, b'{"revision":1}')),
+    "deltas": Harness(deltas, (_delta(), _DEEP, b'{"deltas":[]}', b'{"deltas":[' + _DEEP + b"]}")),
+    "quotas": Harness(
+        quotas,
+        (
+            b'{"tenant":"ten_a","key":"k","arrived_at_us":1,"prompt_tokens":3}\n'
+            b'{"as_of_us":9,"day":"2026-11-30","totals":[{"scope":"ten_a","day_tokens":1,"month_tokens":2}]}',
+            b'{"tenant":"ten_a","key":"k","arrived_at_us":36893488147419103232,"output_tokens":-1}\n{"day":"x"}',
+            *(_DEEP + b"\n" + _DEEP, b""),
+        ),
+    ),
     "spools": Harness(spools, (_segment(), b"FLSPOOL1", b"")),
     "ledgers": Harness(ledgers, (_segment() * 2, b"H" + b"\0" * 99, b"")),
 }
