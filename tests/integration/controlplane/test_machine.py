@@ -325,6 +325,14 @@ class TestHeartbeat:
         assert (shown["is_live"], shown["applied_revision"]) == (True, 4)
         assert shown["instances"][0]["spool_events"] == 9
 
+    def test_a_heartbeat_of_the_next_version_is_taken(self, router: RouterAndHeaders) -> None:
+        sent = msgspec.to_builtins(heartbeat(pools=[wire.PoolState(pool="pool_a", policy="fifo")]))
+        sent["pools"][0]["new_here"] = {"of": ["the", "next", "version"]}
+        body = msgspec.json.encode({**sent, "more": 1})
+        answer = Client().post(wire.HEARTBEAT_PATH, body, content_type="application/json", headers=router[1])
+        assert answer.status_code == 204
+        assert [pool.pool for pool in live_heartbeats()["rtr_host"].pools] == ["pool_a"]
+
     def test_the_console_names_a_router_whose_disk_is_full(self, router: RouterAndHeaders, operator: User) -> None:
         client = Client()
         client.force_login(operator)

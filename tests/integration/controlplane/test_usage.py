@@ -169,6 +169,12 @@ class TestEndpoint:
         assert answer.status_code == 200
         assert undated(msgspec.json.decode(answer.content, type=wire.UsageAck)) == wire.UsageAck(accepted=2, known=0)
 
+    def test_a_batch_of_the_next_version_is_booked(self, router: RouterAndHeaders) -> None:
+        batch = msgspec.json.decode(usage_body(usage_event()))
+        batch["events"][0]["new_here"] = {"of": ["the", "next", "version"]}
+        answer = self.post(router[1], msgspec.json.encode({**batch, "more": 1}))
+        assert undated(msgspec.json.decode(answer.content, type=wire.UsageAck)) == wire.UsageAck(accepted=1, known=0)
+
     def test_an_empty_batch_is_fine(self, router: RouterAndHeaders) -> None:
         answer = self.post(router[1], usage_body())
         assert undated(msgspec.json.decode(answer.content, type=wire.UsageAck)) == wire.UsageAck(accepted=0, known=0)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
+import msgspec
 import pytest
 
 from router_ext.errors import NotAuthenticated
+from router_ext.gateway import auth
 from router_ext.gateway.auth import KeyRing, TenantDisabled, TierNotAllowed, presented_key
 from router_ext.wire.controlplane import (
     ConfigSnapshot,
@@ -134,3 +136,41 @@ def test_a_tier_outside_the_key_is_refused() -> None:
     identity = keys.authenticate(bearer(text), now_us=NOW)
     with pytest.raises(TierNotAllowed):
         identity.tier("interactive")
+
+
+def published(*tenants: TenantRecord, keys: list[KeyRecord]) -> ConfigSnapshot:
+    tiers = [TierRecord(name="standard", rank=1)]
+    return ConfigSnapshot(revision=1, published_at_us=0, pools=[], tiers=tiers, tenants=list(tenants), keys=keys)
+
+
+def two_keys() -> tuple[list[str], list[KeyRecord], list[TenantRecord]]:
+    texts, records = [], []
+    for number in range(2):
+        text, public_id = generate_key()
+        texts.append(text)
+        digest = key_digest(text, PEPPERS[1])
+        named = {"key": f"key_{number}", "tenant": f"ten_{number}", "default_pool": "main"}
+        records.append(KeyRecord(public_id=public_id, digest=digest, pepper_version=1, **named))
+    tenants = [TenantRecord(tenant=f"ten_{n}", name="n", tiers=["standard"], default_tier="standard") for n in range(2)]
+    return texts, records, tenants
+
+
+def test_a_ring_takes_over_what_has_not_changed_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts, records, tenants = two_keys()
+    first = KeyRing(published(*tenants, keys=records), PEPPERS)
+    known = [first.authenticate(bearer(text), now_us=NOW) for text in texts]
+    made: list[str] = []
+    entry = auth._entry
+    monkeypatch.setattr(auth, "_entry", lambda record, tenant: made.append(record.key) or entry(record, tenant))
+    renamed = msgspec.structs.replace(tenants[1], name="other")
+    second = KeyRing(published(tenants[0], renamed, keys=records), PEPPERS, first)
+    assert made == ["key_1"]
+    assert second.authenticate(bearer(texts[0]), now_us=NOW) is known[0]
+    assert second.authenticate(bearer(texts[1]), now_us=NOW).tenant_name == "other"
+    suspended = msgspec.structs.replace(tenants[0], state="suspended")
+    third = KeyRing(published(suspended, renamed, keys=records[:1]), PEPPERS, second)
+    with pytest.raises(TenantDisabled):
+        third.authenticate(bearer(texts[0]), now_us=NOW)
+    with pytest.raises(NotAuthenticated):
+        third.authenticate(bearer(texts[1]), now_us=NOW)
+    assert second.authenticate(bearer(texts[1]), now_us=NOW).tenant_name == "other", "what is in use stays as it is"

@@ -1,0 +1,410 @@
+"""The contract as the version before spoke it, word for word; replaced at each release. See ``test_skew``."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+import zlib
+from typing import Any
+
+import msgspec
+
+SNAPSHOT_PATH = "/router/v1/snapshot"
+USAGE_PATH = "/router/v1/usage"
+HEARTBEAT_PATH = "/router/v1/heartbeat"
+ARTIFACT_PATH = "/router/v1/artifacts/"
+LONG_POLL_S = 25
+
+# --- configuration -----------------------------------------------------------------------------------------------
+
+
+class TierRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """An SLO tier; fields as ``core.config.TierConfig``. ``grammar_stall_s``: seconds a new grammar of this tier may
+    stall a backend; None: the router's default, 0: no grammars."""
+
+    name: str
+    rank: int
+    ttft_target_s: float | None = None
+    max_queue_wait_s: float | None = None
+    grammar_stall_s: float | None = None
+
+
+class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A fairness group: its tenants compete in every pool as one of this weight; ``core.config.GroupConfig``."""
+
+    group: str
+    weight: float = 1.0
+
+
+class TenantRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A tenant. ``tiers`` are the allowed ones, ``default_tier`` one of them. ``state``: ``active``; ``suspended``:
+    nothing new is taken; ``stopped``: what runs ends as well.
+
+    ``group``: its fairness group, in which ``weight`` is its share; None: it competes for itself.
+    """
+
+    tenant: str
+    name: str
+    weight: float = 1.0
+    state: str = "active"
+    tiers: list[str] = []
+    default_tier: str = ""
+    max_queued: int = 2_000
+    group: str | None = None
+
+
+class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A tenant key without its secret.
+
+    ``digest``: hex HMAC-SHA-256 of the whole key under pepper ``pepper_version``. ``default_pool``: name of the pool
+    when a request names no model. ``may_choose_tier``: the header ``x-fairlane-tier`` is honoured.
+    Revoked keys are not in the snapshot. ``tiers`` empty means the tenant's.
+    """
+
+    key: str
+    public_id: str
+    digest: str
+    pepper_version: int
+    tenant: str
+    default_pool: str
+    tiers: list[str] = []
+    default_tier: str | None = None
+    may_choose_tier: bool = False
+    expires_at_us: int | None = None
+
+
+class BackendRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One TGI server. ``kv_tokens`` None: use ``/info``'s max_total_tokens. ``api_key_name``: name of a secret
+    of the router's own (never the secret itself). ``is_cordoned``: nothing new is sent there. ``is_drained``: besides,
+    what runs there and can be resumed goes on elsewhere at once. ``takes_grammars``: it is given requests whose answer
+    has a form forced on it."""
+
+    backend: str
+    name: str
+    url: str
+    kv_tokens: int | None = None
+    block_size: int = 1
+    prefill_budget_tokens: int = 4_096
+    is_chunked: bool = True
+    speculate: int = 0
+    is_cordoned: bool = False
+    is_drained: bool = False
+    takes_grammars: bool = True
+    api_key_name: str | None = None
+
+
+class ArtifactRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The active predictor artifact of a pool; bytes at ``ARTIFACT_PATH + digest``, digest = sha256 hex."""
+
+    artifact: str
+    digest: str
+    kind: str
+
+
+class PoolRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The servers of one model. ``name`` and ``aliases`` are what a request's ``model`` may say.
+
+    ``scheduling``: fields of ``core.config.PoolConfig`` (policy first of all). ``tokenizer_path``: optional
+    ``tokenizer.json`` on the router's machine. ``is_guarded``: grammars are proven before a backend sees them.
+    ``vocabulary``: tokens of the model, for what a grammar costs, where there is no tokenizer file.
+    ``takes_grammars``: False ends what has a grammar, and refuses more.
+    """
+
+    pool: str
+    name: str
+    aliases: list[str] = []
+    scheduling: dict[str, Any] = {}
+    backends: list[BackendRecord] = []
+    tokenizer_path: str | None = None
+    is_guarded: bool = True
+    vocabulary: int = 131_072
+    takes_grammars: bool = True
+    predictor: ArtifactRecord | None = None
+    """Empirical quantiles: the fallback."""
+    length_model: ArtifactRecord | None = None
+    """The trained model of output lengths, if one was promoted for this pool."""
+
+
+class ConfigSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """One published revision, complete. ``digest`` = sha256 hex of the JSON of everything but itself.
+
+    ``cancelled``: ids of requests, or of their events, that an operator has ended lately.
+    """
+
+    revision: int
+    published_at_us: int
+    pools: list[PoolRecord]
+    tiers: list[TierRecord]
+    tenants: list[TenantRecord]
+    keys: list[KeyRecord]
+    groups: list[GroupRecord] = []
+    cancelled: list[str] = []
+    digest: str = ""
+
+
+def snapshot_digest(snapshot: ConfigSnapshot) -> str:
+    """sha256 hex over the canonical JSON of the snapshot with an empty digest."""
+    blank = msgspec.structs.replace(snapshot, digest="")
+    return hashlib.sha256(msgspec.json.encode(blank, order="deterministic")).hexdigest()
+
+
+# --- usage -------------------------------------------------------------------------------------------------------
+
+
+class ReasonRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One cause of a wait; fields as ``core.explain.Reason``."""
+
+    cause: str
+    text: str
+    seconds: float | None = None
+    counts: dict[str, int] = {}
+
+
+class MomentRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of a request; fields as ``core.timeline.Moment``."""
+
+    at_s: float
+    step: str
+    text: str
+    backend: str | None = None
+    tokens: int = 0
+
+
+class PredictionRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What was predicted of a request's output when it arrived, and what a model can learn from.
+
+    quantiles: output tokens at ``predict.baseline.LEVELS``, as the scheduler was told them; None: nothing was known.
+    source: whose prediction that is: ``model``, ``memory`` (a prompt that was answered before), ``key``, ``tenant``,
+        ``pool`` (empirical quantiles) or ``default``.
+    fallback: the empirical quantiles of the same instant, which any model has to beat; None: too few answers.
+    fallback_reason: why a pool with a model used its fallback (``late``, ``down``, ``absurd``), else None.
+    runaway: probability of more than 2,000 tokens; None without a model.
+    length_model: digest of the model that was asked.
+    features: hashed features of the prompt (never its text) in the packed form of ``feature_version``.
+    """
+
+    quantiles: list[int] | None = None
+    source: str = "default"
+    fallback: list[int] | None = None
+    fallback_reason: str | None = None
+    runaway: float | None = None
+    length_model: str | None = None
+    features: bytes | None = None
+    feature_version: int | None = None
+
+
+class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """The one line of the books for one request, in every outcome that used a backend.
+
+    ``event`` is unique and ``arrived_at_us`` never changes when the event is sent again.
+    outcome: ``completed``, ``cancelled`` (client went away), ``failed``, ``aborted`` (router killed), ``expired``.
+    token_source: ``backend``, ``counted``. Tokens are those handed to the client's connection, EOS included;
+    ``recomputed_tokens`` were generated and dropped, or sent again because of a preemption, the prompt included;
+    ``resumed_prefill_tokens`` were sent again at other continuations (slice ends, failures).
+    """
+
+    event: str
+    request: str
+    router: str
+    tenant: str
+    key: str
+    pool: str
+    model: str
+    tier: str
+    dialect: str
+    outcome: str
+    arrived_at_us: int
+    ended_at_us: int
+    first_dispatch_us: int | None = None
+    first_token_us: int | None = None
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    token_source: str = "counted"
+    segments: int = 0
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+    resumed_prefill_tokens: int = 0
+    kv_token_seconds: float = 0.0
+    max_new_tokens: int | None = None
+    predicted_tokens: int | None = None
+    predictor: str | None = None
+    finish_reason: str | None = None
+    resume_class: str | None = None
+    backends: list[str] = []
+    error_code: str | None = None
+    explanation: list[str] = []
+    reasons: list[ReasonRecord] = []
+    timeline: list[MomentRecord] = []
+    prediction: PredictionRecord | None = None
+
+
+class UsageBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """Events of one router; sent at least once, made exactly-once by ``(arrived_at_us, event)``."""
+
+    router: str
+    events: list[UsageEvent]
+
+
+class UsageAck(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything in the batch is durable: ``accepted`` rows were new, ``known`` were already there."""
+
+    accepted: int
+    known: int
+    quarantined: int = 0
+
+
+# --- heartbeat ---------------------------------------------------------------------------------------------------
+
+
+class BackendState(msgspec.Struct, frozen=True, kw_only=True):
+    backend: str
+    state: str
+    """up, down, warming, cordoned"""
+    running: int = 0
+    reserved_tokens: int = 0
+    kv_tokens: int = 0
+    detail: str = ""
+
+
+class TenantState(msgspec.Struct, frozen=True, kw_only=True):
+    """``counter``: service per weight above the floor of those it competes with: the pool's, or its group's members."""
+
+    tenant: str
+    group: str | None = None
+    queued: int = 0
+    running: int = 0
+    counter: float = 0.0
+    output_tokens_total: int = 0
+    prompt_tokens_total: int = 0
+
+
+class BoundTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """What a pool's fairness bound is made of; fields as ``core.bounds.Terms``."""
+
+    peak_service: float
+    pool_tokens: int
+    longest_prompt: int
+    stall_service: float = 0.0
+    passes: dict[str, float] = {}
+    gamma: float = 0.0
+    lightest_weight: float = 1.0
+    heaviest_weight: float = 1.0
+
+
+class GroupState(msgspec.Struct, frozen=True, kw_only=True):
+    """A fairness group in one pool; ``queued`` and ``running`` are sums over its tenants."""
+
+    group: str
+    queued: int = 0
+    running: int = 0
+    counter: float = 0.0
+
+
+class LiveRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that waits (``backend`` is None) or runs. ``request``, ``event``, ``key``: as in ``UsageEvent``."""
+
+    request: str
+    event: str
+    tenant: str
+    key: str
+    tier: str
+    arrived_at_us: int
+    output_tokens: int = 0
+    backend: str | None = None
+
+
+class PoolState(msgspec.Struct, frozen=True, kw_only=True):
+    pool: str
+    policy: str
+    queued_by_tier: dict[str, int] = {}
+    running: int = 0
+    backends: list[BackendState] = []
+    tenants: list[TenantState] = []
+    groups: list[GroupState] = []
+    predictor_digest: str | None = None
+    length_model_digest: str | None = None
+    """The trained model that answers; None: none loaded, the fallback predicts."""
+    length_model_refused: str | None = None
+    """Why the pool's model of the configuration is not the one that answers."""
+    predictions_total: dict[str, int] = {}
+    """Requests since the router's start by ``PredictionRecord.source``."""
+    prediction_fallbacks_total: dict[str, int] = {}
+    """Requests of pools with a model that used the fallback, by reason."""
+    bound_service: float | None = None
+    largest_gap_service: float | None = None
+    bound_terms: BoundTerms | None = None
+    service_per_gpu_s: float | None = None
+    """Service one busy backend delivers per second while somebody waits; None before it was measured."""
+    parked: int = 0
+    preempted_total: dict[str, int] = {}
+    """Requests told to stop for others since the router's start, by trigger."""
+    recomputed_tokens_total: int = 0
+    """Tokens that preempted requests sent again since then."""
+    waste_tokens: float | None = None
+    """Tokens that may be computed again for preemptions at present; negative after an overdraft."""
+    oldest: list[LiveRequest] = []
+    """Those that wait or run longest, the first to arrive first; at most 20."""
+
+
+class HazardRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A request under which backends fell, and which is refused now. Told in several heartbeats; ``hazard`` is its id.
+
+    ``kind``: ``death``, ``freeze`` or ``batch``. ``key``: the public id. ``digest``: of the request, refused until
+    ``refused_until_us``.
+    """
+
+    hazard: str
+    at_us: int
+    kind: str
+    backend: str
+    tenant: str
+    key: str
+    request: str
+    digest: str
+    refused_until_us: int
+
+
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
+    """What a router is doing now; sent every two seconds and on every applied revision. Soft state."""
+
+    router: str
+    version: str
+    address: str
+    applied_revision: int
+    applied_at_us: int
+    refused_revision: int | None = None
+    refused_reason: str | None = None
+    hazards: list[HazardRecord] = []
+    spool_events: int = 0
+    spool_bytes: int = 0
+    is_draining: bool = False
+    pools: list[PoolState] = []
+
+
+# --- keys --------------------------------------------------------------------------------------------------------
+
+KEY_PATTERN = re.compile(r"flk_([0-9a-z]{12})_([0-9A-Za-z]{40})([0-9a-f]{8})\Z")
+_ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+
+
+def generate_key() -> tuple[str, str]:
+    """A new tenant key and its public id: ``flk_<public id>_<secret of 238 bits><crc32>``."""
+    public_id = "".join(secrets.choice("0123456789abcdefghijklmnopqrstuvwxyz") for _ in range(12))
+    secret = "".join(secrets.choice(_ALPHABET) for _ in range(40))
+    body = f"flk_{public_id}_{secret}"
+    return body + f"{zlib.crc32(body.encode()):08x}", public_id
+
+
+def parse_key(text: str) -> str | None:
+    """Public id of a well-formed key, None otherwise (checked by its checksum, before any look-up)."""
+    match = KEY_PATTERN.match(text)
+    if match is None or f"{zlib.crc32(text[:-8].encode()):08x}" != match[3]:
+        return None
+    return match[1]
+
+
+def key_digest(text: str, pepper: bytes) -> str:
+    """Hex HMAC-SHA-256 of the whole key. A fast hash is right for a random secret of this length."""
+    return hmac.new(pepper, text.encode(), hashlib.sha256).hexdigest()
