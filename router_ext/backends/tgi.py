@@ -127,7 +127,6 @@ class _Exchange:
         "_error",
         "_head_bytes",
         "_headers",
-        "_idle_timer",
         "_is_complete",
         "_is_done",
         "_is_headed",
@@ -137,6 +136,7 @@ class _Exchange:
         "_last_byte_s",
         "_parser",
         "_parts",
+        "_released_s",
         "_request",
         "_sink",
         "_was_sent",
@@ -149,7 +149,6 @@ class _Exchange:
         self._parser: Any = httptools.HttpResponseParser(self)
         self._connection: _Connection | None = None
         self._connect_task: asyncio.Task[None] | None = None
-        self._idle_timer: asyncio.TimerHandle | None = None
         self._headers: list[tuple[bytes, bytes]] = []
         self._parts: list[bytes] = []
         self._head_bytes = 0
@@ -161,6 +160,7 @@ class _Exchange:
         self._is_reused = False
         self._was_sent = False
         self._last_byte_s = 0.0
+        self._released_s = 0.0
         self._error: UpstreamFailed | None = None
 
     # --- StreamHandle ---
@@ -175,9 +175,7 @@ class _Exchange:
             return
         if self._is_paused:
             self.resume_reading()
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
-        self._idle_timer = self._client.loop.call_later(RELEASE_S, self.abort)
+        self._released_s = self._client.loop.time()
 
     def pause_reading(self) -> None:
         self._is_paused = True
@@ -239,8 +237,6 @@ class _Exchange:
         self._is_reused = is_reused
         loop = self._client.loop
         self._last_byte_s = loop.time()
-        if self._idle_timer is None:
-            self._idle_timer = loop.call_later(self._client.idle_timeout_s, self._check_idle)
         transport.write(self._request)
         self._was_sent = True
         if self._is_paused:
@@ -318,21 +314,17 @@ class _Exchange:
 
     # --- ends ---
 
-    def _check_idle(self) -> None:
-        client = self._client
-        quiet_s = client.loop.time() - self._last_byte_s
-        if not self._is_paused and quiet_s >= client.idle_timeout_s:
+    def check_idle(self, now: float) -> None:
+        """Give up a silent answer, or one that is known and does not end."""
+        if self._released_s:
+            if now - self._released_s >= RELEASE_S:
+                self.abort()
+        elif not self._is_paused and self._was_sent and now - self._last_byte_s >= self._client.idle_timeout_s:
             self._finish(BackendTimeout("The backend sent nothing for too long"))
-            return
-        wait_s = client.idle_timeout_s if self._is_paused else client.idle_timeout_s - quiet_s
-        self._idle_timer = client.loop.call_later(wait_s, self._check_idle)
 
     def _detach(self, *, is_kept: bool) -> None:
         self._is_done = True
         self._client.exchanges.discard(self)
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
-            self._idle_timer = None
         if self._connect_task is not None:
             self._connect_task.cancel()
             self._connect_task = None
@@ -419,6 +411,9 @@ class TgiBackend:
         self._common = head.encode()
         self._idle: list[_Connection] = []
         self._trim_timer: asyncio.TimerHandle | None = None
+        # One clock for all exchanges: a timer each would cost half a kilobyte and more time than a token.
+        self._look_s = min(RELEASE_S, idle_timeout_s) / 4
+        self._look_timer: asyncio.TimerHandle | None = None
 
     def _request(self, method: bytes, path: str, body: bytes, headers: bytes = b"") -> bytes:
         head = b"%b %b%b HTTP/1.1\r\n%b%b" % (method, self._prefix, path.encode(), self._common, headers)
@@ -429,8 +424,17 @@ class TgiBackend:
     def _start(self, request: bytes, sink: StreamSink) -> _Exchange:
         exchange = _Exchange(self, request, sink)
         self.exchanges.add(exchange)
+        if self._look_timer is None:
+            self._look_timer = self.loop.call_later(self._look_s, self._look)
         exchange.connect()
         return exchange
+
+    def _look(self) -> None:
+        """End exchanges that are silent for too long, at most a quarter of the shorter limit later than they should."""
+        now = self.loop.time()
+        for exchange in list(self.exchanges):
+            exchange.check_idle(now)
+        self._look_timer = self.loop.call_later(self._look_s, self._look) if self.exchanges else None
 
     # --- idle connections ---
 
@@ -493,6 +497,7 @@ class TgiBackend:
         idle, self._idle = self._idle, []
         for connection in idle:
             connection.abort()
-        if self._trim_timer is not None:
-            self._trim_timer.cancel()
-            self._trim_timer = None
+        for timer in (self._trim_timer, self._look_timer):
+            if timer is not None:
+                timer.cancel()
+        self._trim_timer = self._look_timer = None

@@ -24,6 +24,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from router_ext.errors import SettingsError
 from router_ext.gateway.exchange import EXTENSION, Exchange
+from router_ext.gateway.lean import Line, Signal
 from router_ext.settings import RouterSettings
 
 SEND_BUFFER_BYTES = 32_768
@@ -74,24 +75,44 @@ def protocol_class(settings: RouterSettings) -> type[asyncio.Protocol]:
     class LimitedProtocol(HttpToolsProtocol):
         """One client connection."""
 
-        _phase = _Phase.HEAD
-        _since_s = 0.0
-        _head_bytes = 0
-        _header_bytes = 0
-        _body_bytes = 0
-        _raw_bytes = 0
-        _is_discarding = False
-        _is_refused = False
-        _timer: asyncio.TimerHandle | None = None
-        _unread_bytes = 0
-        _unread_s = 0.0
+        # More than 30 attributes, and the dict of uvicorn's own would no longer share its keys: a kilobyte for each.
+        __slots__ = (
+            "_body_bytes",
+            "_exchanges",
+            "_head_bytes",
+            "_header_bytes",
+            "_is_discarding",
+            "_is_refused",
+            "_phase",
+            "_raw_bytes",
+            "_since_s",
+            "_timer",
+            "_unread_bytes",
+            "_unread_s",
+        )
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            self.pipeline = Line()  # type: ignore[assignment]  # as much of a deque as is used
+            self._phase = _Phase.HEAD
+            self._since_s = 0.0
+            self._head_bytes = 0
+            self._header_bytes = 0
+            self._body_bytes = 0
+            self._raw_bytes = 0
+            self._is_discarding = False
+            self._is_refused = False
+            self._timer: asyncio.TimerHandle | None = None
+            self._unread_bytes = 0
+            self._unread_s = 0.0
+            self._exchanges: list[Exchange] = []
 
         # --- connection ---
 
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             super().connection_made(transport)  # type: ignore[arg-type]  # uvicorn narrows the argument
+            self.flow._is_writable_event = Signal(is_set=True)  # type: ignore[assignment]
             self.transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES, low=WRITE_HIGH_BYTES // 4)
-            self._exchanges: list[Exchange] = []
             self._since_s = self.loop.time()
             self._timer = self.loop.call_later(check_s, self._check_progress)
 
@@ -262,6 +283,8 @@ def protocol_class(settings: RouterSettings) -> type[asyncio.Protocol]:
                 super().on_headers_complete()
             except httptools.HttpParserInvalidURLError:
                 raise _Refused(400, "The request's target is invalid.") from None
+            # Nobody waits for it yet.
+            self.cycle.message_event = Signal()  # type: ignore[assignment]
             exchange = Exchange(self.transport, self.cycle, has_chunks=not is_old)
             # The task of this request has been made, and runs in a later turn.
             self.scope["extensions"] = {EXTENSION: exchange}  # type: ignore[dict-item]  # typed for plain dicts
