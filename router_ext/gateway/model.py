@@ -321,5 +321,5 @@ class PoolModel:
         return heard[self._random.randrange(len(heard))]
 
     def retry_after(self, estimate_s: float) -> float:
-        """A hint between 1 and 120 s, spread so that the refused do not come back together."""
-        return min(max(estimate_s, 1.0) * self._random.uniform(1.0, 1.25), 120.0)
+        """A hint up to 120 s, spread so that the refused do not come back together; ``Retry-After`` says 1 at least."""
+        return min(max(estimate_s, 0.8) * self._random.uniform(1.0, 1.25), 120.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from typing import Any
 
@@ -174,3 +175,39 @@ def test_a_ring_takes_over_what_has_not_changed_and_nothing_else(monkeypatch: py
     with pytest.raises(NotAuthenticated):
         third.authenticate(bearer(texts[1]), now_us=NOW)
     assert second.authenticate(bearer(texts[1]), now_us=NOW).tenant_name == "other", "what is in use stays as it is"
+
+
+def test_every_key_costs_the_same_work_whatever_is_wrong_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted, not timed: one digest of the text that came, one comparison of whole digests."""
+    work: list[str] = []
+    digest, compare = auth.key_digest, auth.hmac.compare_digest
+
+    def counted_digest(text: str, pepper: bytes) -> str:
+        work.append("digest")
+        return digest(text, pepper)
+
+    def counted_compare(one: str, other: str) -> bool:
+        work.append(f"compare {len(one)} {len(other)}")
+        return compare(one, other)
+
+    good, text = ring()
+    foreign, foreign_text = ring(version=2, peppers={1: PEPPERS[1]})
+    cases = {
+        "good": (good, text),
+        "wrong secret": (good, text[:-1] + ("a" if text[-1] != "a" else "b")),
+        "unknown id": (good, generate_key()[0]),
+        "no key at all": (good, "x"),
+        "another product's": (good, "sk-" + "a" * 40),
+        "expired": ring(expires_at_us=NOW - 1),
+        "suspended": ring(tenant={"state": "suspended"}),
+        "of a pepper that is not here": (foreign, foreign_text),
+    }
+    monkeypatch.setattr(auth, "key_digest", counted_digest)
+    monkeypatch.setattr(auth.hmac, "compare_digest", counted_compare)
+    found = {}
+    for name, (keys, presented) in cases.items():
+        work.clear()
+        with contextlib.suppress(NotAuthenticated, TenantDisabled):
+            keys.authenticate(bearer(presented), now_us=NOW)
+        found[name] = list(work)
+    assert set(map(tuple, found.values())) == {("digest", "compare 64 64")}, found
