@@ -44,6 +44,10 @@ def test_a_request_tells_why_it_waits_and_waited(narrow: RouterProcess) -> None:
         (found,) = live["requests"]
         assert (found["is_live"], found["tenant"], found["last_step"]) == (True, f"ten_{second.name}", "queued")
         assert {reason["cause"] for reason in found["reasons"]} >= {"wait", "kv"}
+        status, _, body = call(narrow.port, "GET", "/v1/requests/asked/later", headers=second.headers)
+        (own,) = json.loads(body)["requests"]
+        assert (status, own["state"], own["queue"]["position"]) == (200, "queued", 1)
+        assert call(narrow.port, "GET", "/v1/requests/asked/later", headers=first.headers)[0] == 404
         status, headers = waiting.head()
         assert (status, headers["x-request-id"]) == (200, "asked/later")
         waiting.body(headers)
@@ -65,6 +69,12 @@ def test_a_request_tells_why_it_waits_and_waited(narrow: RouterProcess) -> None:
     assert event.timeline[1].at_s >= 1.0
     assert event.explanation[: len(event.reasons)] == [reason.text for reason in event.reasons]
     assert first.name not in json.dumps(ended)
+    # So does what its own tenant reads, in fewer words.
+    own = json.loads(call(narrow.port, "GET", f"/v1/requests/{event.event}", headers=second.headers)[2])["requests"][0]
+    assert [moment["step"] for moment in own["timeline"]] == [moment["step"] for moment in found["timeline"]]
+    assert own["tokens"]["output"] == event.output_tokens
+    assert own["seconds"]["queue"] >= 1.0
+    assert [wait["cause"] for wait in own["waits"]] == [reason["cause"] for reason in found["reasons"]]
     _, listed = asked(narrow, "/requests")
     assert [each["request"] == "asked/later" for each in listed["requests"]].count(True) == 1
 
