@@ -38,6 +38,21 @@ from router_ext.wire.controlplane import (
 )
 
 START_LIMIT_S = 60.0
+HELD = (
+    "fairlane_queue_length",
+    "fairlane_queue_bytes",
+    "fairlane_parked_requests",
+    "fairlane_inflight_requests",
+    "fairlane_tenant_queue_length",
+    "fairlane_tenant_inflight_requests",
+    "fairlane_backend_running_requests",
+    "fairlane_backend_reservations",
+    "fairlane_backend_reserved_tokens",
+    "fairlane_limit_reservations",
+    "fairlane_limit_reserved_tokens",
+    "fairlane_paused_clients",
+)
+"""Gauges of what requests hold: all 0 when there are none."""
 
 
 @dataclass(slots=True)
@@ -129,15 +144,19 @@ class RouterProcess:
         write_snapshot(self.snapshot_file, self.setup.snapshot())
         self.wait(lambda: self.metric("fairlane_applied_revision") == self.setup.revision)
 
-    def metric(self, name: str, **labels: str) -> float:
-        """Sum of the series of ``name`` with these labels on the admin port; 0 if there is none."""
+    def metrics_page(self) -> str:
+        """Everything the admin port tells Prometheus."""
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.admin_port}/metrics", headers={"Authorization": f"Bearer {self.admin_token}"}
         )
         with urllib.request.urlopen(request, timeout=10) as answer:
-            text = answer.read().decode()
+            text: str = answer.read().decode()
+        return text
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Sum of the series of ``name`` with these labels on the admin port; 0 if there is none."""
         total = 0.0
-        for line in text.splitlines():
+        for line in self.metrics_page().splitlines():
             match = re.match(rf"{name}(?:\{{(.*)\}})? (\S+)$", line)
             if match and all(f'{key}="{value}"' in (match[1] or "") for key, value in labels.items()):
                 total += float(match[2])
@@ -161,13 +180,9 @@ class RouterProcess:
 
     def is_idle(self) -> bool:
         """Nothing queued, running or reserved."""
-        names = (
-            "fairlane_queue_length",
-            "fairlane_inflight_requests",
-            "fairlane_backend_running_requests",
-            "fairlane_backend_reserved_tokens",
-        )
-        return all(self.metric(name) == 0 for name in names)
+        values = [line.split() for line in self.metrics_page().splitlines() if line.startswith(HELD)]
+        assert {name.partition("{")[0] for name, _ in values} <= set(HELD)
+        return all(float(value) == 0 for _, value in values)
 
 
 def write_snapshot(path: Path, snapshot: ConfigSnapshot) -> None:

@@ -75,7 +75,7 @@ def run(found: tuple[RouterProcess, str], label: str, n_examples: int) -> Counte
 
 @pytest.mark.parametrize("label", OPERATIONS)
 def test_answers_are_what_the_document_says(fresh_router: tuple[RouterProcess, str], label: str) -> None:
-    run(fresh_router, label, 3)
+    run(fresh_router, label, 2)
 
 
 @pytest.mark.slow
