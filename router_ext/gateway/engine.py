@@ -430,6 +430,8 @@ class PoolEngine:
 
     def explain_own(self, wanted: str, tenant: TenantId) -> list[dict[str, Any]]:
         """The same as the tenant itself may read it; empty if it has no such request."""
+        if not self.books.explanations.knows(wanted):
+            return []
         self.post(TimerFired())
         found = self.books.explanations.find_own(wanted, tenant, self.loop.time())
         return [{"model": self.name, **each} for each in found]

@@ -162,6 +162,10 @@ class Explanations:
                 "timeline": [_plain(moment) for moment in self.timeline(known.event)],
             }
 
+    def knows(self, wanted: str) -> bool:
+        """Whether any request, of whatever tenant, has this id."""
+        return wanted in self._events or wanted in self._live or wanted in self._ended
+
     def find_own(self, wanted: str, tenant: str, now: float) -> Iterator[dict[str, Any]]:
         """The same as their own tenant may read it; nothing of other tenants' requests."""
         for known in self._named(wanted, now):
