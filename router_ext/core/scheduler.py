@@ -342,7 +342,11 @@ class Scheduler:
         if has_new_rules or before.cost_model != event.config.cost_model:
             self._counters.restart_gap(self._tenants.units(), pass_service(event.config))
         self._fleet.refresh(now)
-        self._room.shedding.apply(event.config, self._room.waiting())
+        if self._tenants.has_moved or not same_but_shares(before, event.config):
+            self._room.shedding.apply(event.config, self._room.waiting())
+        else:
+            for tenant in self._tenants.reweighed:
+                self._room.shedding.reweighed(tenant)
         self._limits.apply(event.config, now, actions)
         self._decider.decide(now, actions)
 
@@ -360,8 +364,9 @@ class Scheduler:
                 config, cost, has_moved=bool(moved), has_same_tiers=before.tiers == config.tiers
             )
         else:
-            for unit in self._tenants.reweighed:
-                policy.reweighed(unit)
+            for tenant in self._tenants.reweighed:
+                if tenant.unit.is_backlogged:
+                    policy.reweighed(tenant.unit)
         self._policy = policy
         self._books.adopt(config, policy, cost)
         self._decider.adopt(config, policy)

@@ -143,6 +143,21 @@ class Shedding:
         own.count(1, request.prompt_bytes)
         own.add(request)
 
+    def reweighed(self, tenant: Tenant) -> None:
+        """A tenant or group has got another weight. O(tiers)."""
+        scale = self._weighed(tenant)
+        for rank in self._ranks.values():
+            crowd = rank.inside.get(tenant.unit)
+            if crowd is None:
+                continue
+            if tenant.unit is tenant:
+                crowd.scale = scale
+                rank.grew(crowd)
+            own = crowd.inside.get(tenant)
+            if own is not None:
+                own.scale = scale
+                crowd.grew(own)
+
     def _weighed(self, tenant: Tenant) -> tuple[float, float]:
         return self._scale[0] / tenant.weight, self._scale[1] / tenant.weight
 

@@ -26,10 +26,10 @@ class Tenants:
 
     Attributes:
         by_id: tenants that have had something here. groups: by name. Order of insertion; nothing may depend on it.
-        reweighed: those of the last ``apply`` that wait in the pool, and they or a member have got another weight.
+        has_moved, reweighed: of the last ``apply``: whether somebody competes elsewhere now, who has another weight.
     """
 
-    __slots__ = ("_backfill", "_config", "_counters", "_urgency", "by_id", "groups", "reweighed")
+    __slots__ = ("_backfill", "_config", "_counters", "_urgency", "by_id", "groups", "has_moved", "reweighed")
 
     def __init__(self, config: PoolConfig, counters: Counters) -> None:
         self._config = config
@@ -37,6 +37,7 @@ class Tenants:
         self._urgency = self._backfill = 0.0
         self.by_id: dict[TenantId, Tenant] = {}
         self.groups: dict[str, Group] = {}
+        self.has_moved = False
         self.reweighed: list[Tenant] = []
 
     def units(self) -> list[Tenant]:
@@ -73,6 +74,7 @@ class Tenants:
                 self._reweigh(group, stated.weight)
                 self._allow(group)
         moved = [tenant for tenant in changed if self._move(tenant)]
+        self.has_moved = bool(moved)
         for name in [name for name in self.groups if name not in config.groups]:
             del self.groups[name]
         peak = peak_service(config)
@@ -94,8 +96,7 @@ class Tenants:
         tenant.backfill_pass = self._backfill / tenant.weight
 
     def _reweigh(self, tenant: Tenant, weight: float) -> None:
-        if tenant.unit.is_backlogged:
-            self.reweighed.append(tenant.unit)
+        self.reweighed.append(tenant)
         if tenant.unit is tenant:
             self._counters.reweigh(tenant, weight)
         else:

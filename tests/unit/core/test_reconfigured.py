@@ -16,6 +16,7 @@ from router_ext.core.fairness.slo_fair import SloFair
 from router_ext.core.fairness.vtc import Keyed
 from router_ext.core.ids import RequestId, TenantId
 from router_ext.core.scheduler import Scheduler
+from router_ext.core.shedding import Shedding
 from tests.unit.core.builders import Action, Dispatch, arrival, pool, started, tokens
 
 NAMES = "abcdefgh"
@@ -135,3 +136,29 @@ def test_members_of_a_group_follow_their_tiers_and_keep_their_place() -> None:
     floor = scheduler._counters.floor()
     assert floor is not None
     assert policy.first_urgent(2.0, floor) is queue.head
+
+
+def victim_after_reweighing() -> str:
+    """Whom a chat displaces once the tenant with most of the queue has got eight times its weight."""
+    config = pool(kv=301, tenants=dict.fromkeys("abc", 1.0), tiers=TIERS)
+    scheduler = started(config)
+    for name, tenant, count in (("full", "c", 3), ("a", "a", 5), ("b", "b", 4)):
+        for number in range(count):
+            scheduler.handle(arrival(f"{name}{number}", tenant=tenant, prompt=90, cap=60, tier="batch"), 1.0)
+    scheduler.handle(arrival("urgent", tenant="c", prompt=90, cap=60, tier="chat"), 1.0)
+    asking = scheduler._requests[RequestId("urgent")]
+    shedding = scheduler._room.shedding
+    before = shedding.next(asking)
+    assert before is not None
+    assert before.member.tenant_id == "a"
+    scheduler.handle(Reconfigured(config=reweighed(config, {"a": 8.0})), 1.0)
+    assert scheduler.audit() == []
+    victim = shedding.next(asking)
+    assert victim is not None
+    return victim.request_id
+
+
+def test_who_is_displaced_follows_a_new_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert victim_after_reweighing() == "b3"
+    monkeypatch.setattr(Shedding, "reweighed", lambda self, tenant: None)
+    assert victim_after_reweighing() == "a4"
