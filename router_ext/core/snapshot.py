@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from router_ext.core.fairness.counters import Counters
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class TenantStats:
-    """One tenant in this pool.
+    """One tenant in this pool. Not frozen: ten thousand of them, each two seconds, would cost three times as much.
 
     ``counter``: service per weight above the floor of those it competes with (negative: below), fit to be shown and
     compared: the pool's, or among the members of its ``group``.
