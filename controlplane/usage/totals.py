@@ -77,25 +77,38 @@ _FOLD_SQL = f"""
 """
 _HAS_QUOTA = " OR ".join(f"{name} IS NOT NULL" for name in QUOTAS)
 _TOTALS_SQL = f"""
-    WITH held AS (
-        SELECT id, updated_at FROM tenants_tenant WHERE {_HAS_QUOTA}
+    WITH held AS NOT MATERIALIZED (
+        SELECT id::text AS scope, updated_at FROM tenants_tenant WHERE {_HAS_QUOTA}
         UNION ALL
-        SELECT id, updated_at FROM keys_apikey WHERE revoked_at IS NULL AND ({_HAS_QUOTA})
+        SELECT id::text, updated_at FROM keys_apikey WHERE revoked_at IS NULL AND ({_HAS_QUOTA})
     ), added AS (
         SELECT scope, sum(tokens) AS month_tokens, coalesce(sum(tokens) FILTER (WHERE day = %(today)s), 0) AS day_tokens
         FROM usage_added WHERE day BETWEEN %(first)s AND %(last)s GROUP BY scope
+    ), wanted AS NOT MATERIALIZED (
+        {{wanted}}
     )
-    SELECT held.id,
+    SELECT scope,
            least(coalesce(day.tokens, 0) + coalesce(added.day_tokens, 0), %(most)s)::int8,
            least(coalesce(month.tokens, 0) + coalesce(added.month_tokens, 0), %(most)s)::int8
-    FROM held
-    LEFT JOIN usage_total AS month ON month.span = %(month)s AND month.scope = held.id
-    LEFT JOIN usage_total AS day ON day.span = %(day)s AND day.scope = held.id
-    LEFT JOIN added ON added.scope = held.id
-    WHERE (month.scope IS NOT NULL OR added.scope IS NOT NULL)
-      AND (%(is_whole)s OR month.changed_at_us > %(changed_us)s OR added.scope IS NOT NULL
-           OR held.updated_at > %(edited)s)
+    FROM wanted
+    LEFT JOIN (SELECT scope, tokens FROM usage_total WHERE span = %(month)s) AS month USING (scope)
+    LEFT JOIN (SELECT scope, tokens FROM usage_total WHERE span = %(day)s) AS day USING (scope)
+    LEFT JOIN added USING (scope)
+    WHERE month.tokens IS NOT NULL OR added.month_tokens IS NOT NULL
 """
+_WHOLE_SQL = _TOTALS_SQL.format(wanted="SELECT scope FROM held")
+# Few rows change: they are found first, and looked up one by one.
+_CHANGED_SQL = _TOTALS_SQL.format(
+    wanted="""
+        SELECT scope FROM held JOIN (
+            SELECT scope FROM usage_total WHERE span = %(month)s AND changed_at_us > %(changed_us)s
+            UNION
+            SELECT scope FROM added
+        ) AS changed USING (scope)
+        UNION
+        SELECT scope FROM held WHERE updated_at > %(edited)s
+    """
+)
 _USED_SQL = """
     SELECT least(
         coalesce((SELECT tokens FROM usage_total WHERE span = %(day)s AND scope = %(scope)s), 0)
@@ -189,14 +202,15 @@ def totals(*, since_us: int = 0) -> Totals:
                     and as_of_us - since_us <= OLDEST_SINCE_US
                     and from_us(since_us).date() == today
                 )
+                # All rows will be fetched: no plan that is quick for the first of them only.
+                cursor.execute("SET LOCAL cursor_tuple_fraction = 1")
                 # In a transaction a cursor of the server sees what was committed when it was opened, and no more.
                 with connection.chunked_cursor() as rows:
                     rows.execute(
-                        _TOTALS_SQL,
+                        _WHOLE_SQL if is_whole else _CHANGED_SQL,
                         {
                             "most": MAX_TOKENS,
                             **_spans(today),
-                            "is_whole": is_whole,
                             "changed_us": since_us - CLOCK_STEP_US,
                             "edited": from_us(as_of_us if is_whole else since_us) - EDIT_MARGIN,
                         },

@@ -290,7 +290,7 @@ def test_a_batch_that_gets_its_instant_after_an_answer_is_not_in_it(committed_db
 
 
 def test_an_answer_that_fails_leaves_no_lock(committed_db: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_TOTALS_SQL", "SELECT nothing FROM nowhere")
+    monkeypatch.setattr(module, "_WHOLE_SQL", "SELECT nothing FROM nowhere")
     with pytest.raises(DatabaseError):
         totals()
     with connection.cursor() as cursor:
