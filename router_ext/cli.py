@@ -37,6 +37,10 @@ class Command:
 COMMANDS: Mapping[str, Command | Mapping[str, Command]] = {
     "up": Command("router_ext.ops.up", "start everything on this machine, until Ctrl-C", "embedded,controlplane"),
     "router": Command("router_ext.gateway.command", "the scheduling router", runs_core=True),
+    "serve": Command("router_ext.ops.serve", "the router with a supervisor that can replace it while it serves"),
+    "restart-router": Command(
+        "router_ext.ops.restart_router", "replace the running router by a new process, without a failed request"
+    ),
     "devserver": Command(
         "router_ext.devserver.command", "a model server on the CPU that speaks TGI's API", "devserver"
     ),

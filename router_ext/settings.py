@@ -51,6 +51,16 @@ class RouterSettings(BaseSettings):
     host: str = "127.0.0.1"
     port: int = Field(default=8080, ge=0, le=65_535)
     listen_fd: int | None = Field(default=None, ge=3, description="listening socket handed down by a supervisor")
+    take_over: bool = Field(default=False, description="replace the router that serves from the same folder")
+    take_over_limit_s: float = Field(
+        default=60.0, gt=0, le=3_600, description="give up to replace it if not ready to serve by then"
+    )
+    leave_limit_s: float = Field(
+        default=600.0, ge=0, le=86_400, description="how long running streams may go on in a router that was replaced"
+    )
+    ready_fd: int | None = Field(
+        default=None, ge=3, description="a supervisor's pipe: a line is written once it serves"
+    )
     id: str = Field(default_factory=_default_id, pattern=r"^[0-9A-Za-z_.-]{1,80}$")
     dir: Path = Path(".fairlane/router")
     token: SecretStr | None = Field(default=None, description="the router's credential at the control plane")

@@ -25,6 +25,7 @@ from router_ext.core.explain import Reason, WaitClock, waiting_reasons
 from router_ext.core.fairness.base import FairnessPolicy, Standing
 from router_ext.core.fleet import Fleet
 from router_ext.core.ids import RequestId
+from router_ext.core.inheritance import Standing as Inheritance
 from router_ext.core.kv import TGI_NEW_TOKENS_CAP
 from router_ext.core.lanes import Lane
 from router_ext.core.lengths import LEAST_SLICE, Lengths
@@ -636,6 +637,40 @@ class Books:
             self.try_next(now)
         request.sampled_output = 1
         self._tiers.touch(self._tiers.get(request.queue.name), now)
+
+    # --- inherited -------------------------------------------------------------------------------------------------
+
+    def inherit(self, request: Request, standing: Inheritance, backend: Backend, now: float) -> None:
+        """A request that waits runs already, since before it came here: hold what its slice holds."""
+        self.dispatch(
+            request,
+            Standing.HEAD,
+            backend,
+            backend.blocks(request, standing.slice_tokens),
+            standing.slice_tokens,
+            now,
+            num_options=1,
+        )
+        request.segment = standing.segment
+        request.dispatched_s = now - standing.running_s
+        if standing.has_first_token:
+            request.state = advance(request.state, Trigger.FIRST_TOKEN)
+            backend.prefill_over(request.ticket)
+            request.first_token_s = request.sampled_s = now
+            request.slice_output = request.sampled_output = standing.slice_output
+        if standing.is_preempting:
+            self.preempt(request, max(1, request.input_tokens), "told to stop before the router was replaced")
+            # Counted already.
+            request.num_preempted -= 1
+            if request.cuts:
+                request.cuts.pop()
+
+    def hold(self, backend: Backend, tokens: int) -> int:
+        """Reserve KV for a stream that is closing; returns its ticket."""
+        ticket = self._next_ticket
+        self._next_ticket += 1
+        backend.ledger.reserve(ticket, -(-tokens // backend.block_size))
+        return ticket
 
     # --- ended -----------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from router_ext.core.config import PoolConfig
 from router_ext.core.ids import BackendId, KeyId, RequestId, TenantId, TierName
+from router_ext.core.inheritance import Closing, Heir
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +175,17 @@ class Reconfigured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Inherited:
+    """Another scheduler leaves its requests to this one (``core.inheritance``); their events come here from now on.
+
+    Requests that are known already are left as they are.
+    """
+
+    requests: Sequence[Heir]
+    closing: Sequence[Closing] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TimerFired:
     """The instant asked for by ``SetTimer`` has come."""
 
@@ -190,5 +202,6 @@ Event: TypeAlias = (
     | Cancelled
     | BackendChanged
     | Reconfigured
+    | Inherited
     | TimerFired
 )

@@ -75,6 +75,16 @@ class Fleet:
         for index, backend_id in enumerate(sorted(backends)):
             backends[backend_id].index = index
 
+    def place(self, backend_id: BackendId) -> Backend:
+        """The backend by id; one that is not configured is made, retired: something still runs there."""
+        backend = self.backends.get(backend_id)
+        if backend is None:
+            backend = self.backends[backend_id] = Backend(BackendConfig(backend=backend_id, kv_tokens=1))
+            backend.is_retired = True
+            for index, name in enumerate(sorted(self.backends)):
+                self.backends[name].index = index
+        return backend
+
     def refresh(self, now: float) -> bool:
         """See anew which backends may be given work.
 

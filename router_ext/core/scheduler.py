@@ -34,6 +34,7 @@ from router_ext.core.events import (
     Event,
     Failed,
     Finished,
+    Inherited,
     Preempted,
     Progressed,
     PromptMeasured,
@@ -50,9 +51,10 @@ from router_ext.core.fairness.switch import build_policy
 from router_ext.core.fleet import Fleet
 from router_ext.core.ids import RequestId, TenantId
 from router_ext.core.in_line import InLine
+from router_ext.core.inheritance import Closing, Heir, Standing, closing, leave, take_over_marks
 from router_ext.core.lifecycle import IllegalTransition, State, Trigger, advance
 from router_ext.core.limits import Limits
-from router_ext.core.queues import WaitingRoom
+from router_ext.core.queues import TierQueue, WaitingRoom
 from router_ext.core.request import Request
 from router_ext.core.saved import SETTLE_S, Restored, save
 from router_ext.core.siblings import Siblings
@@ -67,6 +69,10 @@ _REDECIDE_S = 0.01
 _TOKENS = (Progressed, Stepped)
 
 _FOREVER = float("inf")
+
+
+def _oldest_first(heir: Heir) -> float:
+    return -heir.standing.age_s
 
 
 class Scheduler:
@@ -113,6 +119,7 @@ class Scheduler:
             Cancelled: self._on_cancelled,
             BackendChanged: self._on_backend_changed,
             Reconfigured: self._on_reconfigured,
+            Inherited: self._on_inherited,
             TimerFired: self._on_timer_fired,
         }
 
@@ -435,6 +442,56 @@ class Scheduler:
         self._settles_s = now + SETTLE_S
         self._counters.settle()
         return restored.reasons
+
+    def leave(self, now: float) -> tuple[list[Standing], list[Closing]]:
+        """Where every request stands, and the KV of streams that are closing, for ``Inherited`` in another process."""
+        now = max(now, self._now)
+        self._fleet.end_lags(now)
+        return leave(self._requests.values(), now), closing(self._fleet, now)
+
+    def _on_inherited(self, event: Inherited, now: float, actions: list[Action]) -> None:
+        opened: dict[RequestId, tuple[Heir, Request]] = {}
+        # Everybody keeps the place in the order of arrival.
+        for heir in sorted(event.requests, key=_oldest_first):
+            spec = heir.request
+            if spec.request_id in self._requests or spec.request_id in opened:
+                continue
+            tier = self._tiers.get(spec.tier)
+            tenant = self._tenants.get(spec.tenant)
+            arrival_s = now - heir.standing.age_s
+            request = self._books.open(spec, tenant, tenant.queue(tier), arrival_s)
+            take_over_marks(request, heir.standing)
+            self._tiers.touch(tier, now)
+            self._books.policy.arrived(request, now)
+            opened[spec.request_id] = heir, request
+        self._fleet.start_outage(now)
+        queues: dict[TierQueue, None] = {}
+        for given in event.requests:
+            found = opened.pop(given.request.request_id, None)
+            if found is None:
+                continue
+            heir, request = found
+            can_fit = self._books.plan(request)
+            self._books.enqueue(request, Trigger.QUEUE, now)
+            standing = heir.standing
+            if standing.backend is not None:
+                self._books.inherit(request, standing, self._fleet.place(standing.backend), now)
+            elif not can_fit:
+                self._limits.expire_too_large(request, now, actions)
+            else:
+                queues[request.queue] = None
+                if request.output_tokens == 0:
+                    self._limits.watch(request)
+        for queue in queues:
+            queue.sort()
+            self._books.policy.head_changed(queue)
+        for held in event.closing:
+            backend = self._fleet.place(held.backend)
+            self._fleet.close(backend, self._books.hold(backend, held.tokens), now + held.rest_s)
+        # Everybody is back at once: there is nobody to wait for.
+        if now < self._settles_s < _FOREVER:
+            self._settled()
+        self._decider.decide(now, actions)
 
     def _settled(self) -> None:
         self._settles_s = _FOREVER

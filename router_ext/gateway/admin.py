@@ -82,6 +82,7 @@ def _state(router: Router) -> dict[str, Any]:
             "totals_age_s": router.totals_age_s,
             "totals": "none yet: only what this router has served counts" if router.totals_age_s is None else "known",
         },
+        "inherited_requests": sum(engine.num_remote for engine in router.engines.values()),
         "applied_revision": router.directory.revision if router.directory else 0,
         "backends": {
             engine.name: {

@@ -157,6 +157,7 @@ class App:
         if scope["type"] != "http":
             return
         request = Request(scope, receive, self._peers)
+        self._router.last_request_s = request.arrived_s
         dialect = dialect_of(request.path)
         methods = self._routes.get(request.path) or (
             self._own_requests if request.path.startswith(OWN_REQUESTS_PATH) else None
@@ -192,7 +193,7 @@ class App:
             self._refused(request, failed, dialect)
             response = _refusal(failed, dialect, request)
         if response is not None and not request.exchange.is_gone:
-            await send_response(send, response)
+            await send_response(send, response, is_last=self._router.is_leaving)
 
     # --- generation -------------------------------------------------------------------------------------------------
 
@@ -620,8 +621,10 @@ def _cancel(task: asyncio.Task[Any]) -> None:
     task.cancel()
 
 
-async def send_response(send: Any, response: Response) -> None:
-    """Send a whole answer."""
+async def send_response(send: Any, response: Response, *, is_last: bool = False) -> None:
+    """Send a whole answer. ``is_last``: the connection takes no further request."""
     headers = [*response.headers, (b"content-length", b"%d" % len(response.body))]
+    if is_last:
+        headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": response.status, "headers": headers})
     await send({"type": "http.response.body", "body": response.body})

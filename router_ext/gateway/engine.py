@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, Protocol
 
@@ -35,6 +35,7 @@ from router_ext.core.events import (
     TimerFired,
 )
 from router_ext.core.ids import BackendId, RequestId, TenantId
+from router_ext.core.inheritance import Closing, Heir
 from router_ext.core.scheduler import Scheduler
 from router_ext.core.slicing import room_tokens
 from router_ext.core.snapshot import PoolStats
@@ -64,9 +65,8 @@ RECONCILE_S = 1.0
 
 
 class Scheduled(Protocol):
-    """What the engine needs of a generation."""
+    """What the engine needs of a generation. ``give_up``: end its call after a defect."""
 
-    call: Call
     request_id: RequestId
     spec: RequestSpec
     step: Step
@@ -84,7 +84,14 @@ class Scheduled(Protocol):
     def expired(self, error: FairlaneError) -> None: ...
     def refused(self, error: FairlaneError) -> None: ...
     def end_with(self, error: FairlaneError) -> None: ...
+    def give_up(self, error: FairlaneError) -> None: ...
     def cancel(self) -> None: ...
+
+
+class Remote(Scheduled, Protocol):
+    """A generation that another process carries out (``gateway.succession``)."""
+
+    def relay(self, action: Dispatch | Preempt | Reject | Expire) -> None: ...
 
 
 class PoolEngine:
@@ -152,6 +159,8 @@ class PoolEngine:
         self._is_flush_due = False
         self._timer: asyncio.TimerHandle | None = None
         self._reconciling: asyncio.TimerHandle | None = None
+        self._remote: dict[RequestId, Remote] = {}
+        self._forward: Callable[[Event], None] | None = None
         self.backends.apply(record.backends)
         self.config = self.model.config = pool_config(record, snapshot, self.backends.members, roster.shares)
         self.scheduler = Scheduler(self.config)
@@ -200,7 +209,7 @@ class PoolEngine:
     def _brake(self) -> None:
         """End what the operator has stopped; take what can go on elsewhere from backends that are drained."""
         for call, error in stopped(list(self.calls), self.record, self._snapshot, self._roster.stopped):
-            self._end_call(call, error)
+            self.end_call(call, error)
         drained = {b.backend for b in self.record.backends if b.is_drained}
         if not drained:
             return
@@ -245,6 +254,9 @@ class PoolEngine:
 
     def post(self, event: Event) -> None:
         """Hand an event to the scheduler, after those that came before it."""
+        if self._forward is not None:
+            self._forward(event)
+            return
         self._inbox.append(event)
         if self._is_draining_inbox:
             return
@@ -288,13 +300,13 @@ class PoolEngine:
                 # A refusal or an expiry has forgotten it already; its client still waits.
                 for call in list(self.calls):
                     if any(each.request_id == action.request_id for each in call.generations):
-                        self._end_call(call, FairlaneError("The router failed to serve this request."))
+                        self.end_call(call, FairlaneError("The router failed to serve this request."))
             else:
                 self.abandon(generation, FairlaneError("The router failed to serve this request."))
 
     def abandon(self, generation: Scheduled, error: FairlaneError) -> None:
         """End the call of a request that met a defect: upstream closed, reservation given back, client answered."""
-        self._end_call(generation.call, error)
+        generation.give_up(error)
         if self._generations.get(generation.request_id) is generation:
             generation.step = Step.ENDED
             self.cancelled(generation)
@@ -306,6 +318,8 @@ class PoolEngine:
 
     def _reconcile(self) -> None:
         self._reconciling = None
+        if self._forward is not None:
+            return
         believed = {entry["request"]: entry["state"] for entry in self.scheduler.snapshot()["requests"]}
         for request_id, generation in list(self._generations.items()):
             state = believed.get(request_id)
@@ -319,6 +333,57 @@ class PoolEngine:
         for request_id in believed.keys() - self._generations.keys():
             self.post(Cancelled(request_id=RequestId(request_id)))
         self.post(TimerFired())
+
+    # --- hand-over --------------------------------------------------------------------------------------------------
+
+    def leave(self, forward: Callable[[Event], None]) -> tuple[dict[str, Any], list[Heir], list[Closing]]:
+        """Decide nothing from here on: every event goes to ``forward`` instead of the scheduler.
+
+        Returns:
+            its counters, the requests that are carried out here as they stand, KV that is closing.
+        """
+        self._flush()
+        now = self.loop.time()
+        standings, closing = self.scheduler.leave(now)
+        heirs = [
+            Heir(request=generation.spec, standing=standing)
+            for standing in standings
+            if standing.request_id not in self._remote
+            and (generation := self._generations.get(standing.request_id)) is not None
+        ]
+        self._forward = forward
+        return self.scheduler.save(), heirs, closing
+
+    def decide_again(self, events: Iterable[Event]) -> None:
+        """Nobody has taken over: go on, with what happened meanwhile."""
+        self._forward = None
+        for event in events:
+            self.post(event)
+
+    def carry_out(self, action: Action) -> None:
+        """Do what another scheduler has decided. What it knows of the request may be out of date."""
+        if isinstance(action, SetTimer):
+            return
+        generation = self._generations.get(action.request_id)
+        if generation is not None and (not isinstance(action, Dispatch) or generation.step is Step.QUEUED):
+            self._carry_out(action)
+
+    def end_request(self, request_id: RequestId, error: FairlaneError) -> None:
+        """End one request from outside."""
+        generation = self._generations.get(request_id)
+        if generation is not None:
+            generation.give_up(error)
+
+    def adopt(self, generation: Remote) -> None:
+        """Schedule a request that another process carries out; its events come by ``report`` and ``post``."""
+        self._generations[generation.request_id] = self._remote[generation.request_id] = generation
+
+    @property
+    def num_remote(self) -> int:
+        """Requests that are carried out elsewhere."""
+        return len(self._remote)
+
+    # --- requests ---------------------------------------------------------------------------------------------------
 
     def submit(self, call: Call, generations: Sequence[Scheduled]) -> None:
         """Queue the generations of a call."""
@@ -365,6 +430,7 @@ class PoolEngine:
     def forget(self, generation: Scheduled) -> None:
         """A request has ended."""
         self._generations.pop(generation.request_id, None)
+        self._remote.pop(generation.request_id, None)
         task = self._cuts.get(generation.request_id)
         if task is not None and task is not asyncio.current_task(self.loop):
             task.cancel()
@@ -453,6 +519,11 @@ class PoolEngine:
         if generation is None:
             # It ended in this very drain, and the event that says so is waiting in the inbox.
             return
+        if self._remote and (remote := self._remote.get(action.request_id)) is not None:
+            if isinstance(action, Reject | Expire):
+                self.forget(remote)
+            remote.relay(action)
+            return
         if isinstance(action, Dispatch):
             member = self.backends.members.get(action.backend)
             if member is None:
@@ -467,7 +538,7 @@ class PoolEngine:
         elif isinstance(action, Expire):
             self.forget(generation)
             if action.code is RejectCode.QUEUE_FULL:
-                self.metrics.displaced_one(self.name, generation.call.tier)
+                self.metrics.displaced_one(self.name, generation.spec.tier)
             generation.expired(self._error_of(action))
 
     def _fire(self) -> None:
@@ -537,14 +608,14 @@ class PoolEngine:
         """End requests that have lived beyond the limit."""
         limit = self.loop.time() - self.settings.request_limit_s
         for call in [call for call in self.calls if call.arrived_s < limit]:
-            self._end_call(call, UpstreamTimeout("The request took too long."))
+            self.end_call(call, UpstreamTimeout("The request took too long."))
 
     def end_all(self, error: FairlaneError) -> None:
         """End everything that still runs or waits."""
         for call in list(self.calls):
-            self._end_call(call, error)
+            self.end_call(call, error)
 
-    def _end_call(self, call: Call, error: FairlaneError) -> None:
+    def end_call(self, call: Call, error: FairlaneError) -> None:
         """Fail a call from outside of it. A defect it meets is its own: the clock and the other calls go on."""
         try:
             call.fail(error)

@@ -1,9 +1,10 @@
 """One router process: configuration in, engines running, books kept, and an orderly end.
 
-start   open the ledger (booking what a killed predecessor left), apply the saved snapshot, go on with the saved
-        counters, listen
+start   open the ledger (booking what a killed predecessor left), apply the saved snapshot; go on with the saved
+        counters, or with the counters and requests of the router that is replaced; listen
 run     follow the control plane; each new snapshot is validated whole, then applied to every pool
 drain   SIGTERM: readiness false at once, new requests refused, running ones go on up to the limit
+leave   replaced by another process (``gateway.handover``): no connection is accepted, what is open is served on
 stop    the rest ends with a clear error, usage is flushed, sockets close
 """
 
@@ -11,7 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Mapping
+import os
+import socket
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
@@ -21,13 +24,15 @@ from router_ext.backends.base import Backend
 from router_ext.backends.pool import State
 from router_ext.backends.tgi import TgiBackend
 from router_ext.core.ids import BackendId
-from router_ext.errors import ArtifactRefused, NoBackend, SettingsError, SnapshotRefused
+from router_ext.errors import ArtifactRefused, FairlaneError, NoBackend, SettingsError, SnapshotRefused
 from router_ext.gateway.configure import Directory
 from router_ext.gateway.engine import PoolEngine
 from router_ext.gateway.foresight import ABSURD, DOWN, LATE, Predictions
 from router_ext.gateway.guarding import Guarding
+from router_ext.gateway.handover import SOCKET_NAME, Leaver, listen_at
 from router_ext.gateway.limits import SWEEP_S, Limiter
 from router_ext.gateway.model import Member
+from router_ext.gateway.succession import Greeting, Succession
 from router_ext.guard.service import Guard
 from router_ext.obs import collector
 from router_ext.obs.logs import get_logger
@@ -37,6 +42,7 @@ from router_ext.predict.baseline import KIND, Baseline
 from router_ext.settings import RouterSettings, load_backend_key, variable_of
 from router_ext.sync.artifacts import ArtifactStore
 from router_ext.sync.counters import CountersFile
+from router_ext.sync.generations import adopt_books, leaving_folder
 from router_ext.sync.ledger import Ledger, now_us
 from router_ext.sync.link import ControlPlaneLink
 from router_ext.sync.quota import QuotaBook
@@ -54,12 +60,21 @@ from router_ext.wire.controlplane import (
     TenantState,
 )
 from router_ext.wire.deltas import keep_same
+from router_ext.wire.handover import Moved
 
 SNAPSHOT_FILE_POLL_S = 0.2
 """How often a snapshot file given in place of a control plane is looked at."""
 
 MAX_OLDEST = 20
 """Live requests of a pool that a heartbeat names."""
+
+ADOPT_INTERVAL_S = 1.0
+"""How often it is looked whether a router that was replaced has ended."""
+
+LEAVE_IDLE_S = 5.0
+"""How long a router that was replaced waits for another request on connections on which nothing happens."""
+
+LEAVE_LOOK_S = 0.05
 
 LENGTH_MODEL = "mixture"
 """Kind of an artifact that the prediction worker loads."""
@@ -75,7 +90,10 @@ class Router:
         active: generation requests inside the process, those being measured included.
     """
 
-    def __init__(self, settings: RouterSettings) -> None:
+    def __init__(
+        self, settings: RouterSettings, *, greeting: Greeting | None = None, sockets: Sequence[socket.socket] = ()
+    ) -> None:
+        """``greeting``: the router to be replaced. ``sockets``: those a successor is given (``handover.Leaver``)."""
         self.settings = settings
         self.loop = asyncio.get_running_loop()
         self.metrics = Metrics(self.readings)
@@ -94,6 +112,15 @@ class Router:
         self._drained = asyncio.Event()
         self._listening = asyncio.Event()
         self._artifacts = ArtifactStore(settings.dir / "artifacts")
+        self.is_leaving = False
+        self.last_request_s = 0.0
+        self.on_left: Callable[[], None] = _nothing
+        self._greeting = greeting
+        self._sockets = sockets
+        self._seated = asyncio.Event()
+        self._leaver: Leaver | None = None
+        self._following: list[asyncio.Task[None]] = []
+        self._predicting: asyncio.Task[None] | None = None
         self._guard = Guard()
         self.guarding = Guarding(self._guard, self.metrics)
         self.tracing = make_tracing(settings)
@@ -119,17 +146,19 @@ class Router:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
                 background = [
-                    tasks.create_task(await self._start()),
-                    tasks.create_task(self._counters.run(self._save_counters)),
-                    tasks.create_task(self._predict()),
+                    tasks.create_task(self._once_seated(await self._start())),
+                    tasks.create_task(self._once_seated(self._counters.run(self._save_counters))),
+                    tasks.create_task(self._once_seated(self._adopt_books())),
                     tasks.create_task(self._guard.run()),
                     tasks.create_task(self._sweep_limits()),
                     *self._share_minutes(tasks),
                 ]
+                self._predicting = tasks.create_task(self._predict())
+                background.append(self._predicting)
                 try:
                     yield self
                 finally:
-                    for task in background:
+                    for task in (*background, *self._following):
                         task.cancel()
                     for task in self._engine_tasks.values():
                         task.cancel()
@@ -139,10 +168,103 @@ class Router:
             if self._link is not None:
                 await self._link.close()
         finally:
-            self._counters.write(self._save_counters(), is_last=True)
+            if self._seated.is_set() and not self.is_leaving:
+                self._counters.write(self._save_counters(), is_last=True)
             await self.tracing.close()
             self.ledger.close()
             self.executor.shutdown(wait=False, cancel_futures=True)
+
+    async def _once_seated(self, work: Coroutine[Any, Any, None]) -> None:
+        """What another process does until this one has taken over."""
+        try:
+            await self._seated.wait()
+        except asyncio.CancelledError:
+            work.close()
+            raise
+        await work
+
+    async def _adopt_books(self) -> None:
+        """Deliver what routers that were replaced have left at their end, however they ended."""
+        while not self.is_leaving:
+            try:
+                await adopt_books(self.ledger, self.settings.dir)
+            except Exception:  # a defect in here must not take what is being served with it
+                _log.exception("ledger.adoption_failed")
+            await asyncio.sleep(ADOPT_INTERVAL_S)
+
+    async def take_over(self) -> None:
+        """Become the router that decides for this folder: at once, or in place of those that serve from it now.
+
+        Raises:
+            HandoverFailed: the one that serves goes on doing so.
+        """
+        succession = Succession(
+            directory=self.settings.dir, greeting=self._greeting, engines=self.engines, restore=self._restore_counters
+        )
+        await succession.wait_ready(limit_s=self.settings.take_over_limit_s)
+        predecessors = await succession.take()
+        self._seated.set()
+        for predecessor in predecessors:
+            self._following.append(self._tasks.create_task(predecessor.follow()))
+        leaver = self._leaver = Leaver(
+            engines=self.engines,
+            move=self._move_books,
+            describe=self._describe,
+            on_left=self._left,
+            end_all=self._end_all,
+            sockets=self._sockets,
+        )
+        self._following.append(self._tasks.create_task(leaver.run(listen_at(self.settings.dir))))
+
+    def _move_books(self) -> None:
+        """The successor keeps its books where ours are: ours go aside, with a door for further successors."""
+        root = self.settings.dir
+        if self.ledger.directory == root:
+            self.ledger.move(leaving_folder(root))
+            os.link(root / SOCKET_NAME, self.ledger.directory / SOCKET_NAME)
+
+    def _describe(self) -> Moved:
+        return Moved(
+            pid=os.getpid(),
+            folder=self.ledger.directory.name,
+            revision=self.directory.revision if self.directory else 0,
+            up={pool: [m.backend for m in engine.backends.up] for pool, engine in self.engines.items()},
+        )
+
+    def _left(self) -> None:
+        """Another process decides from here on."""
+        self.is_leaving = True
+        self._counters.close()
+        if self._link is not None:
+            self._link.leave(self.ledger.directory)
+        if self._predicting is not None:
+            self._predicting.cancel()
+        self.on_left()
+
+    def begin_leave(self, finish: Callable[[], None], count_connections: Callable[[], int]) -> None:
+        """Serve what is here and what still comes on open connections, then call ``finish``."""
+        _log.info("router.leaving", running=self.active, limit_s=self.settings.leave_limit_s)
+        self.last_request_s = self.loop.time()
+        self._tasks.create_task(self._leave(finish, count_connections))
+
+    async def _leave(self, finish: Callable[[], None], count_connections: Callable[[], int]) -> None:
+        try:
+            async with asyncio.timeout(self.settings.leave_limit_s):
+                # A connection that is closed while its client sends is a failed request: idle ones get a while.
+                while self.active or (count_connections() and not self._is_quiet):  # noqa: ASYNC110 - nobody tells
+                    await asyncio.sleep(LEAVE_LOOK_S)
+        except TimeoutError:
+            _log.warning("router.leave_limit", running=self.active)
+            self._end_all(draining())
+        finish()
+
+    @property
+    def _is_quiet(self) -> bool:
+        return self.loop.time() - self.last_request_s >= LEAVE_IDLE_S
+
+    def _end_all(self, error: FairlaneError) -> None:
+        for engine in self.engines.values():
+            engine.end_all(error)
 
     def listening(self) -> None:
         """The sockets are open: what serving does not depend on may start."""
@@ -266,8 +388,7 @@ class Router:
                     await self._drained.wait()
         except TimeoutError:
             _log.warning("router.drain_limit", running=self.active)
-            for engine in self.engines.values():
-                engine.end_all(draining())
+            self._end_all(draining())
             # What is still being measured ends by the server's own limit.
         finish()
 
@@ -302,8 +423,11 @@ class Router:
         for pool, prepared in clients.items():
             self.engines[pool].apply(directory.pools[pool], snapshot, directory.roster, prepared)
         for pool, engine in new.items():
-            self._restore_counters(pool, engine)
+            if self._seated.is_set():
+                self._restore_counters(pool, engine, None)
             self.engines[pool] = engine
+            if self._leaver is not None:
+                self._leaver.cover(pool, engine)
             self._engine_tasks[pool] = self._tasks.create_task(engine.run(), name=f"pool {engine.name}")
         for pool in [pool for pool in self.engines if pool not in directory.pools]:
             engine = self.engines.pop(pool)
@@ -338,9 +462,10 @@ class Router:
             predictions=self.predictions,
         )
 
-    def _restore_counters(self, pool: str, engine: PoolEngine) -> None:
-        """A pool begins: who was ahead of whom when the last process saved it."""
-        saved = self._counters.take(pool)
+    def _restore_counters(self, pool: str, engine: PoolEngine, saved: Any) -> None:
+        """A pool begins: who was ahead of whom, as the router before says, or as it was last saved."""
+        kept = self._counters.take(pool)
+        saved = kept if saved is None else saved
         if saved is not None:
             ignored = engine.scheduler.restore(saved, self.loop.time())
             _log.info("counters.restored", pool=engine.name, ignored=ignored)
@@ -518,6 +643,10 @@ def make_tracing(settings: RouterSettings) -> Tracing:
     except ModuleNotFoundError as error:
         raise SettingsError(f"{variable_of('otlp_endpoint')} is set, which needs fairlane[tracing]: {error}") from None
     return Recording(router=settings.id, endpoint=settings.traces_endpoint)
+
+
+def _nothing() -> None:
+    """Nobody listens yet."""
 
 
 def draining() -> NoBackend:

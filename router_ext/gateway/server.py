@@ -390,13 +390,15 @@ def _no_password() -> str:
     raise ValueError("the key is encrypted")
 
 
-def listen(settings: RouterSettings, *, host: str, port: int) -> socket.socket:
-    """The listening socket: handed down by a supervisor, or bound here.
+def listen(settings: RouterSettings, *, host: str, port: int, given: socket.socket | None = None) -> socket.socket:
+    """The listening socket: ``given`` by the router that is replaced, handed down by a supervisor, or bound here.
 
     Raises:
         SettingsError: the port is busy or not ours to bind; the message names it.
     """
-    if settings.listen_fd is not None and port == settings.port:
+    if given is not None:
+        listener = given
+    elif settings.listen_fd is not None and port == settings.port:
         listener = socket.socket(fileno=settings.listen_fd)
     else:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -461,8 +463,7 @@ class RouterServer(uvicorn.Server):
             return
         self._is_draining = True
         if self._is_handed_down:
-            for server in self.servers:
-                server.close()
+            self.stop_accepting()
         for connection in list(self.server_state.connections):
             # Ends idle connections, and busy ones after their answer; one whose first request is still on its way gets
             # its answer.
@@ -470,6 +471,16 @@ class RouterServer(uvicorn.Server):
                 connection.shutdown()
         if self._on_drain is not None:
             self._on_drain()
+
+    def stop_accepting(self) -> None:
+        """Let the listening socket go to another process that holds it; connections that are open stay."""
+        for server in self.servers:
+            server.close()
+
+    @property
+    def num_connections(self) -> int:
+        """Connections that are open, idle ones included."""
+        return len(self.server_state.connections)
 
     def finish(self) -> None:
         """Stop listening, close idle connections and return from ``serve``."""

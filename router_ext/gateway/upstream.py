@@ -305,6 +305,10 @@ class UpstreamGeneration:
             self._engine.forget(self)
         self.call.fail(error)
 
+    def give_up(self, error: FairlaneError) -> None:
+        """End its call from outside, after a defect or at a word of the scheduler's process."""
+        self._engine.end_call(self.call, error)
+
     def _close(self) -> None:
         handle, self._handle = self._handle, None
         if handle is not None:

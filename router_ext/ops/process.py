@@ -22,25 +22,25 @@ _LOG_BYTES = 16 * 1024 * 1024
 def spawn(
     command: Sequence[str],
     *,
-    log: Path,
+    log: Path | None,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     death_signal: signal.Signals = signal.SIGTERM,
     pass_fds: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start ``command`` with both outputs appended to ``log`` (0600; cut down once it passes 16 MB).
+    """Start ``command`` with both outputs appended to ``log`` (0600; cut down once it passes 16 MB); None: our own.
 
     Args:
         death_signal: sent to the child when the calling thread ends.
         env: the whole environment; None inherits ours.
         pass_fds: descriptors the child keeps under their numbers.
     """
-    with _open_log(log) as output:
+    with contextlib.nullcontext(None) if log is None else _open_log(log) as output:
         return subprocess.Popen(
             [sys.executable, "-I", "-S", _LAUNCH, str(os.getpid()), death_signal.name, *command],
             stdin=subprocess.DEVNULL,
             stdout=output,
-            stderr=subprocess.STDOUT,
+            stderr=None if output is None else subprocess.STDOUT,
             env=None if env is None else dict(env),
             cwd=cwd,
             start_new_session=True,

@@ -34,12 +34,12 @@ class StartFailed(FairlaneError):
 
 
 class Unit(Protocol):
-    """Something the supervisor keeps running. ``log`` is named in messages about it."""
+    """Something the supervisor keeps running. ``log`` is named in messages about it; None: our own output."""
 
     @property
     def name(self) -> str: ...
     @property
-    def log(self) -> Path: ...
+    def log(self) -> Path | None: ...
     @property
     def pid(self) -> int | None: ...
     def start(self) -> object: ...
@@ -59,7 +59,7 @@ class Service:
     name: str
     command: Sequence[str]
     env: Mapping[str, str]
-    log: Path
+    log: Path | None
     ready: Callable[[], bool] | None = None
     ready_limit_s: float = 120.0
     grace_s: float = 15.0
@@ -88,16 +88,19 @@ class Service:
             return
         probe = self.ready
         if not process.wait_until(lambda: self.pid is None or probe(), limit_s=self.ready_limit_s, every_s=0.1):
-            raise StartFailed(f"{self.name} is not ready after {self.ready_limit_s:.0f} s{self._log_tail()}")
+            raise StartFailed(f"{self.name} is not ready after {self.ready_limit_s:.0f} s{self.log_tail()}")
         if self.pid is None:
-            raise StartFailed(f"{self.name} {describe_exit(self.exit_status())}{self._log_tail()}")
+            raise StartFailed(f"{self.name} {describe_exit(self.exit_status())}{self.log_tail()}")
 
     def stop(self) -> None:
         if self.process is not None:
             process.stop(self.process, grace_s=self.grace_s)
             process.kill_session(self.process)
 
-    def _log_tail(self) -> str:
+    def log_tail(self) -> str:
+        """The end of its log, for an error message."""
+        if self.log is None:
+            return ""
         return f"; the end of {self.log}:\n{process.tail(self.log)}"
 
 
@@ -142,11 +145,15 @@ class Supervisor:
     """Owns the units of one state folder.
 
     Args:
-        record: file that names the running children, so that the next start finds what a killed one left.
+        record: file that names the running children, so that the next start finds what a killed one left; or None.
         say: receives one line per noteworthy event.
+
+    Attributes:
+        also: called in every round.
     """
 
-    def __init__(self, record: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, record: Path | None, say: Callable[[str], None]) -> None:
+        self.also: list[Callable[[], None]] = []
         self._record = record
         self._say = say
         self._watched: list[_Watched] = []
@@ -165,6 +172,8 @@ class Supervisor:
 
     def look(self) -> None:
         """One round: notice what ended, start again what is due."""
+        for each in self.also:
+            each()
         now = time.monotonic()
         for watched in self._watched:
             if watched.due is None and watched.unit.pid is None:
@@ -172,9 +181,8 @@ class Supervisor:
                     watched.pause_s = FIRST_PAUSE_S
                 watched.due = now + watched.pause_s
                 how = describe_exit(watched.unit.exit_status())
-                self._say(
-                    f"{watched.unit.name} {how}; starting it again in {watched.pause_s:g} s (log: {watched.unit.log})"
-                )
+                where = "" if watched.unit.log is None else f" (log: {watched.unit.log})"
+                self._say(f"{watched.unit.name} {how}; starting it again in {watched.pause_s:g} s{where}")
                 watched.pause_s = min(watched.pause_s * 2, LONGEST_PAUSE_S)
             elif watched.due is not None and now >= watched.due:
                 self._restart(watched)
@@ -199,10 +207,13 @@ class Supervisor:
                 self._say(f"stopping {unit.name}")
             unit.stop()
             self._watched.pop()
-        self._record.unlink(missing_ok=True)
+        if self._record is not None:
+            self._record.unlink(missing_ok=True)
 
     def end_leftovers(self, grace_s: float = 10.0) -> None:
         """End children of an earlier supervisor that was killed; the kernel has already told them to go."""
+        if self._record is None:
+            return
         try:
             recorded: list[tuple[str, int, int]] = [tuple(entry) for entry in json.loads(self._record.read_text())]
         except (OSError, ValueError):
@@ -223,6 +234,8 @@ class Supervisor:
         self._record.unlink(missing_ok=True)
 
     def _write_record(self) -> None:
+        if self._record is None:
+            return
         # The private servers keep their own record and end their own leftovers.
         services = [watched.unit for watched in self._watched if isinstance(watched.unit, Service)]
         entries = [(unit.name, unit.pid, process.started_at(unit.pid)) for unit in services if unit.pid is not None]

@@ -17,6 +17,7 @@ import socket
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,10 @@ from router_ext.errors import SettingsError
 from router_ext.ops import process, stack
 from router_ext.ops.credentials import Credentials, read_credentials, write_credentials
 from router_ext.ops.embedded import EmbeddedPostgres, EmbeddedValkey, write_private
+from router_ext.ops.router_service import RouterService, listening, restarts_on_signal, supervising
 from router_ext.ops.supervisor import Embedded, Service, StartFailed, Supervisor, ignoring_signals, interrupt_on_signals
+
+_GRACE_S = 25.0
 
 _QUESTION = {
     "messages": [{"role": "user", "content": "Why is the sky blue?"}],
@@ -65,6 +69,7 @@ class Up:
         self.environ = environ
         self.console = console
         self.folders = stack.Folders(settings.directory)
+        self._router: RouterService | None = None
         self.supervisor = Supervisor(settings.directory / "run.json", self._say)
 
     def run(self) -> None:
@@ -76,7 +81,9 @@ class Up:
         began = time.monotonic()
         with contextlib.ExitStack() as exits:
             self.folders.prepare()
+            was_asked = exits.enter_context(restarts_on_signal())
             exits.enter_context(_lock(self.folders.root))
+            exits.enter_context(supervising(self.folders.root / "router"))
             self.supervisor.end_leftovers()
             stack.refuse_busy_ports(self.settings)
             demo = stack.demo_options(self.settings, self.folders)
@@ -84,6 +91,7 @@ class Up:
             try:
                 credentials, password = self._start(exits, demo)
                 self._print_summary(credentials, password, time.monotonic() - began)
+                self.supervisor.also.append(partial(self._look_at_router, was_asked))
                 self.supervisor.watch()
             except KeyboardInterrupt:
                 self.console.print()
@@ -93,7 +101,7 @@ class Up:
     def _start(self, exits: contextlib.ExitStack, demo: list[str]) -> tuple[Credentials, str | None]:
         """Bring everything up; returns the credentials, and the operator's password if it was made just now."""
         settings, folders = self.settings, self.folders
-        listener = exits.enter_context(_listening(settings.router_host, settings.router_port))
+        listener = exits.enter_context(listening(settings.router_host, settings.router_port))
         admin_port = exits.enter_context(_held_port(settings.admin_port))
         model = None
         if not settings.backends:
@@ -131,17 +139,26 @@ class Up:
             redis_url=django["REDIS_URL"],
             admin_port=admin_port,
         )
-        router = self._service("router", stack.router_command(), environment)
-        router.pass_fds = (listener.fileno(),)
-        router.ready = _answers(f"{settings.router_url}/health")
+        router = RouterService(
+            name="router",
+            command=stack.router_command(),
+            env=environment,
+            log=folders.log("router"),
+            grace_s=_GRACE_S,
+            pass_fds=(listener.fileno(),),
+            ready=_answers(f"{settings.router_url}/health"),
+            folder=folders.root / "router",
+            say=self._say,
+        )
         self.supervisor.start(router)
+        self._router = router
         with self._step(f"router on {settings.router_url}"):
             router.wait_ready()
         return credentials, password
 
     def _service(self, name: str, command: list[str], env: dict[str, str]) -> Service:
         log = self.folders.log(name.replace(" ", "-"))
-        return Service(name=name, command=command, env=env, log=log, grace_s=25.0)
+        return Service(name=name, command=command, env=env, log=log, grace_s=_GRACE_S)
 
     def _base_environment(self) -> dict[str, str]:
         return stack.base_environment(self.environ)
@@ -184,6 +201,13 @@ class Up:
         )
         write_credentials(self.folders.credentials, credentials)
         return credentials, operator["password"]
+
+    def _look_at_router(self, was_asked: Callable[[], bool]) -> None:
+        router = self._router
+        if router is not None:
+            if was_asked():
+                router.replace()
+            router.look()
 
     # --- stop ---
 
@@ -254,17 +278,6 @@ def _held_port(port: int) -> Iterator[int]:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("127.0.0.1", port))
         yield holder.getsockname()[1]
-
-
-@contextlib.contextmanager
-def _listening(host: str, port: int) -> Iterator[socket.socket]:
-    """The router's listening socket. It outlives the router's process: a restart refuses no connection."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(4_096)
-        yield listener
 
 
 def _answers(url: str) -> Callable[[], bool]:

@@ -103,6 +103,10 @@ class ConfigClient:
         """Revision in force, 0 before the first."""
         return self.snapshot.revision if self.snapshot else 0
 
+    def save_at(self, directory: Path) -> None:
+        """Keep the copy on disk in another folder from here on."""
+        self._path = directory / self._path.name
+
     async def wait_ready(self) -> None:
         """Return once a revision is in force."""
         await self._ready.wait()

@@ -87,8 +87,13 @@ class CountersFile:
             else:
                 self._written = data
 
+    def close(self) -> None:
+        """Write nothing more: the file is another process's. Waits for a write that is under way."""
+        with self._lock:
+            self._is_closed = True
+
     async def run(self, save: Callable[[], Mapping[str, Any]]) -> None:
-        """Write what ``save`` gives, every few seconds until cancelled."""
-        while True:
+        """Write what ``save`` gives, every few seconds until cancelled or closed."""
+        while not self._is_closed:
             await asyncio.sleep(SAVE_INTERVAL_S)
             await asyncio.to_thread(self.write, save())

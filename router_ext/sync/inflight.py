@@ -305,6 +305,11 @@ class InflightTable:
         self._free.append(index)
         self._n_open -= 1
 
+    def move(self, path: Path) -> None:
+        """Go on under another name on the same file system; the mapping stays."""
+        os.replace(self.path, path)
+        self.path = path
+
     def recover(self, *, now_us: int) -> list[tuple[InflightSlot, UsageEvent]]:
         """Records that a killed predecessor left open, with the event to book for each. Call before any ``begin``.
 

@@ -25,7 +25,7 @@ import structlog
 
 from router_ext.errors import LedgerFull
 from router_ext.sync.inflight import OUTCOMES, InflightSlot, InflightTable, RequestStart
-from router_ext.sync.spool import MAX_BYTES, FolderLock, Spool, SpoolBatch
+from router_ext.sync.spool import LOCK_WAIT_S, MAX_BYTES, FolderLock, Spool, SpoolBatch
 from router_ext.wire.controlplane import MomentRecord, PredictionRecord, ReasonRecord, UsageEvent
 from router_ext.wire.decoding import NotDecoded
 
@@ -67,13 +67,17 @@ class Ledger:
     """Begin, count and finish requests; read and acknowledge finished ones. Event loop's thread only.
 
     Attributes:
+        directory: where the books are kept; ``move`` changes it.
         recovered: what ``open`` booked for requests that a killed predecessor left.
         n_finished: events booked since open (recovered ones apart).
         on_end: told of every slot that ends, in the turn in which it does: its event id, and the event that was
             booked or None if it was discarded.
     """
 
-    def __init__(self, *, lock: FolderLock, table: InflightTable, spool: Spool, max_overflow_events: int) -> None:
+    def __init__(
+        self, *, directory: Path, lock: FolderLock, table: InflightTable, spool: Spool, max_overflow_events: int
+    ) -> None:
+        self.directory = directory
         self.recovered: list[UsageEvent] = []
         self.n_finished = 0
         self.on_end: Callable[[str, UsageEvent | None], None] | None = None
@@ -94,6 +98,7 @@ class Ledger:
         max_spool_bytes: int = MAX_BYTES,
         max_running: int = 65_536,
         max_overflow_events: int = MAX_OVERFLOW_EVENTS,
+        lock_wait_s: float = LOCK_WAIT_S,
     ) -> Ledger:
         """Open the router's folder and book what a killed predecessor left running.
 
@@ -102,10 +107,10 @@ class Ledger:
             LedgerFull: the disk has no room to begin with.
         """
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = FolderLock(directory / "router.lock")
+        lock = FolderLock(directory / "router.lock", wait_s=lock_wait_s)
         spool = Spool(directory / "spool", max_bytes=max_spool_bytes)
         table = InflightTable(directory / "inflight.bin", max_records=max_running)
-        ledger = cls(lock=lock, table=table, spool=spool, max_overflow_events=max_overflow_events)
+        ledger = cls(directory=directory, lock=lock, table=table, spool=spool, max_overflow_events=max_overflow_events)
         ledger._recover(now_us)
         table.touch(now_us)
         return ledger
@@ -300,6 +305,43 @@ class Ledger:
         while not self._spool.pending_events:
             self._appended.clear()
             await self._appended.wait()
+
+    # --- generations -----------------------------------------------------------------------------------------------
+
+    def move(self, directory: Path) -> None:
+        """Keep the books in another folder of the same file system from here on, lock and all.
+
+        No request begins or ends meanwhile, so a kill between two of the renames leaves an event in one of the two
+        folders and its record in the other only if both say the same.
+        """
+        directory.mkdir(exist_ok=True, mode=0o700)
+        self._spool.move(directory / "spool")
+        self._table.move(directory / "inflight.bin")
+        # Last: whoever gets the lock of the folder left behind finds no books in it.
+        self._lock.move(directory / "router.lock")
+        self.directory = directory
+
+    def append_from(self, left: Ledger) -> SpoolBatch | None:
+        """Append the oldest events that another ledger has not delivered; None if there are none.
+
+        They are to be acknowledged there after ``sync``.
+
+        Raises:
+            LedgerFull: not all of them are here.
+        """
+        batch = left.read_batch()
+        for payload in batch.payloads if batch is not None else ():
+            self._spool.append(payload)
+            self._appended.set()
+        return batch
+
+    def sync(self) -> None:
+        """Make what was booked before this call survive a power cut. Blocks; any thread.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        self._spool.sync()
 
     # --- upkeep ----------------------------------------------------------------------------------------------------
 

@@ -40,6 +40,7 @@ class ControlPlaneLink:
     ) -> None:
         self._session = ControlPlaneSession(url, token)
         self._ledger = ledger
+        self._heartbeats: asyncio.Task[None] | None = None
         self.heartbeat = HeartbeatClient(self._session, build_heartbeat)
         # An event is booked either before totals are asked for or after they were taken.
         turn = asyncio.Lock()
@@ -71,9 +72,16 @@ class ControlPlaneLink:
             tasks.create_task(self._ledger.run())
             tasks.create_task(self.config.run())
             tasks.create_task(self.usage.run())
-            tasks.create_task(self.heartbeat.run())
+            self._heartbeats = tasks.create_task(self.heartbeat.run())
             if self.totals is not None:
                 tasks.create_task(self.totals.run())
+
+    def leave(self, directory: Path) -> None:
+        """Another process speaks for this router from here on, and keeps the saved configuration; this one follows it
+        (what an operator stops is stopped here as well), and delivers what it has booked."""
+        if self._heartbeats is not None:
+            self._heartbeats.cancel()
+        self.config.save_at(directory)
 
     async def close(self, *, flush_s: float = 2.0) -> None:
         """After ``run`` has ended: send what is pending for a moment, then close the connections."""

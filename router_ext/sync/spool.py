@@ -37,6 +37,7 @@ SEGMENT_BYTES = 2 << 20
 MAX_BYTES = 1 << 30
 _RECYCLE_BYTES = 64 << 10  # an acknowledged active segment is emptied from here on, so that little is sent again
 _READ_BYTES = 256 << 10
+LOCK_WAIT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +125,14 @@ def _crc(payload: bytes) -> int:
 class FolderLock:
     """Exclusive use of a folder by one process; the kernel gives it back when the process ends, however it ends."""
 
-    def __init__(self, path: Path, *, wait_s: float = 5.0) -> None:
+    def __init__(self, path: Path, *, wait_s: float = LOCK_WAIT_S) -> None:
         """Take the lock, waiting a little for a predecessor that is being torn down.
 
         Raises:
             SettingsError: another process keeps it.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         limit = time.monotonic() + wait_s
         while True:
@@ -143,6 +145,11 @@ class FolderLock:
                 time.sleep(0.02)
             else:
                 return
+
+    def move(self, path: Path) -> None:
+        """Lock another folder instead: the lock is the file's, and goes with it."""
+        os.replace(self._path, path)
+        self._path = path
 
     def close(self) -> None:
         """Give it back."""
@@ -420,6 +427,13 @@ class Spool:
         self._total_bytes -= segment.size
         self._read_offset = 0
         self._read_count = 0
+
+    def move(self, directory: Path) -> None:
+        """Go on in another folder of the same file system."""
+        os.replace(self.directory, directory)
+        self.directory = directory
+        for segment in self._segments:
+            segment.path = directory / segment.path.name
 
     def payloads(self) -> Iterator[bytes]:
         """Every event on disk, acknowledged or not, oldest first."""

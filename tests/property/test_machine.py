@@ -24,6 +24,7 @@ from router_ext.core.events import (
     Event,
     Failed,
     Finished,
+    Inherited,
     Preempted,
     Progressed,
     PromptMeasured,
@@ -35,6 +36,7 @@ from router_ext.core.events import (
 )
 from router_ext.core.fairness import POLICIES
 from router_ext.core.ids import BackendId, KeyId, RequestId, TenantId, TierName
+from router_ext.core.inheritance import Heir
 from router_ext.core.scheduler import Scheduler
 
 TENANTS = ["ten_a", "ten_b", "ten_c"]
@@ -325,6 +327,50 @@ class SchedulerMachine(RuleBasedStateMachine):
         if name is not None and self.output[name] == 0:
             self.specs[name] = replace(self.specs[name], prompt_tokens=prompt)
             self.send(PromptMeasured(request_id=RequestId(name), prompt_tokens=prompt))
+
+    @rule(rounds=st.sampled_from([1, 1, 2]))
+    def hand_over(self, rounds: int) -> None:
+        """The process is replaced: another scheduler has the counters, and takes everybody in."""
+        for _ in range(rounds):
+            standings, closing = self.scheduler.leave(self.now)
+            saved = json.loads(json.dumps(self.scheduler.save()))
+            before = {(str(s.request_id), s.backend, s.is_preempting) for s in standings}
+            held = self.held()
+            leads = self.leads()
+            self.scheduler = Scheduler(self.config)
+            self.timer = None
+            for backend in sorted(self.up & self.config.backends.keys()):
+                self.send(BackendChanged(backend=BackendId(backend), is_up=True))
+            self.scheduler.restore(saved, self.now)
+            heirs = [Heir(request=self.specs[standing.request_id], standing=standing) for standing in standings]
+            actions = self.scheduler.handle(Inherited(requests=heirs, closing=closing), self.now)
+            assert self.scheduler.audit() == []
+            taken, _ = self.scheduler.leave(self.now)
+            started = {a.request_id for a in actions if isinstance(a, Dispatch)}
+            told = {a.request_id for a in actions if isinstance(a, Preempt)}
+            after = {
+                (str(s.request_id), None if s.request_id in started else s.backend, s.is_preempting)
+                for s in taken
+                if s.request_id not in told
+            }
+            ended = {a.request_id for a in actions if isinstance(a, Expire)}
+            assert after == {each for each in before if each[0] not in ended | told}
+            if not actions:
+                stated = self.config.backends
+                assert all(self.held()[name] == tokens for name, tokens in held.items() if name in stated)
+                assert self.leads() == pytest.approx(leads)
+            for action in actions:
+                self.carry_out(action)
+
+    def leads(self) -> dict[str, float]:
+        """How far each of the waiting tenants that are in no group is ahead of the last of them."""
+        tenants = [t for t in self.scheduler.stats().tenants if t.queued and t.group is None]
+        floor = min((t.raw_counter for t in tenants), default=0.0)
+        return {str(t.tenant): t.raw_counter - floor for t in tenants if t.tenant in self.config.tenants}
+
+    def held(self) -> dict[str, int]:
+        """Reserved tokens by backend."""
+        return {str(b.backend): b.reserved_tokens for b in self.scheduler.stats().backends}
 
     @rule(backend=st.sampled_from(BACKENDS))
     def lose_backend(self, backend: str) -> None:

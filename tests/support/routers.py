@@ -134,6 +134,8 @@ class RouterProcess:
     setup: Setup
     process: subprocess.Popen[bytes]
     log: Path
+    command: list[str] = field(default_factory=list)
+    environment: dict[str, str] = field(default_factory=dict)
 
     @property
     def base(self) -> str:
@@ -161,6 +163,18 @@ class RouterProcess:
             if match and all(f'{key}="{value}"' in (match[1] or "") for key, value in labels.items()):
                 total += float(match[2])
         return total
+
+    @contextlib.contextmanager
+    def successor(self, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
+        """Another process that replaces this one; the caller waits for what it expects. Ended with the block."""
+        with self.log.open("ab") as sink:
+            process = subprocess.Popen(
+                [*self.command, "--take-over"], env=self.environment | variables, stdout=sink, stderr=sink
+            )
+        try:
+            yield process
+        finally:
+            end(process)
 
     def wait(self, condition: Any, limit_s: float = 20.0) -> None:
         deadline = time.monotonic() + limit_s
@@ -200,11 +214,13 @@ def router(
     arguments: Sequence[str] = (),
     is_awaited: bool = True,
     descriptors: Sequence[int] = (),
+    program: str = "router",
 ) -> Iterator[RouterProcess]:
     """Start ``fairlane router`` on a snapshot file and wait until it is ready (``is_awaited``).
 
     Args:
         descriptors: open files that the router inherits.
+        program: ``router``, or ``serve`` for one with a supervisor.
     """
     with contextlib.ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fairlane-router-")))
@@ -214,25 +230,21 @@ def router(
         port, admin_port = int((environment or {}).get("FAIRLANE_ROUTER_PORT", free_port())), free_port()
         token = secrets.token_hex(16)
         log = root / "log"
+        command = [sys.executable, "-m", "router_ext.cli", program, *arguments]
+        variables = {
+            **{k: v for k, v in os.environ.items() if k in compiled.VARIABLES or not k.startswith("FAIRLANE_")},
+            "FAIRLANE_ROUTER_PORT": str(port),
+            "FAIRLANE_ROUTER_DIR": str(folder),
+            "FAIRLANE_ROUTER_SNAPSHOT_FILE": str(snapshot_file),
+            "FAIRLANE_KEY_PEPPER": setup.pepper.hex(),
+            "FAIRLANE_ADMIN_PORT": str(admin_port),
+            "FAIRLANE_ADMIN_TOKEN": token,
+            "FAIRLANE_ROUTER_HEALTH_INTERVAL_S": "0.2",
+            **(environment or {}),
+        }
         with log.open("wb") as sink:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "router_ext.cli", "router", *arguments],
-                env={
-                    **{k: v for k, v in os.environ.items() if k in compiled.VARIABLES or not k.startswith("FAIRLANE_")},
-                    "FAIRLANE_ROUTER_PORT": str(port),
-                    "FAIRLANE_ROUTER_DIR": str(folder),
-                    "FAIRLANE_ROUTER_SNAPSHOT_FILE": str(snapshot_file),
-                    "FAIRLANE_KEY_PEPPER": setup.pepper.hex(),
-                    "FAIRLANE_ADMIN_PORT": str(admin_port),
-                    "FAIRLANE_ADMIN_TOKEN": token,
-                    "FAIRLANE_ROUTER_HEALTH_INTERVAL_S": "0.2",
-                    **(environment or {}),
-                },
-                stdout=sink,
-                stderr=sink,
-                pass_fds=descriptors,
-            )
-        running = RouterProcess(port, admin_port, token, folder, snapshot_file, setup, process, log)
+            process = subprocess.Popen(command, env=variables, stdout=sink, stderr=sink, pass_fds=descriptors)
+        running = RouterProcess(port, admin_port, token, folder, snapshot_file, setup, process, log, command, variables)
         try:
             deadline = time.monotonic() + START_LIMIT_S
             while not _answers(running.base + ("/readyz" if is_awaited else "/livez")):
@@ -241,13 +253,18 @@ def router(
                 time.sleep(0.02)
             yield running
         finally:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-                try:
-                    process.wait(10)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-            process.wait()
+            end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """SIGTERM, and SIGKILL if that is not heard."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    process.wait()
 
 
 def _answers(url: str) -> bool:
