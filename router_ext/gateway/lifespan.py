@@ -203,6 +203,8 @@ class Router:
         )
         await succession.wait_ready(limit_s=self.settings.take_over_limit_s)
         predecessors = await succession.take()
+        if predecessors and self._link is not None:
+            self._link.config.save_at(self.settings.dir)
         self._seated.set()
         for predecessor in predecessors:
             self._following.append(self._tasks.create_task(predecessor.follow()))

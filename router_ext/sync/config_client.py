@@ -104,8 +104,9 @@ class ConfigClient:
         return self.snapshot.revision if self.snapshot else 0
 
     def save_at(self, directory: Path) -> None:
-        """Keep the copy on disk in another folder from here on."""
-        self._path = directory / self._path.name
+        """Keep the copy on disk in this folder from here on, whole at first: what is there may be another process's."""
+        self._saved = SavedSnapshot(directory)
+        self._wants_whole = True
 
     async def wait_ready(self) -> None:
         """Return once a revision is in force."""

@@ -25,6 +25,7 @@ from router_ext.sync.ledger import Ledger, now_us
 log = structlog.get_logger(__name__)
 
 PREFIX = "leaving-"
+RETRY_S = 0.2
 
 
 def leaving_folder(directory: Path) -> Path:
@@ -56,7 +57,7 @@ def is_alive(folder: Path) -> bool:
 async def adopt_books(ledger: Ledger, directory: Path) -> int:
     """Take over the books of every router that was replaced and has ended. Returns the number of events.
 
-    What cannot be taken over now (a full disk) stays for the next call. What blocks runs in a worker thread.
+    Waits while there is no room for them here. What blocks runs in a worker thread.
     """
     count = 0
     for folder in await asyncio.to_thread(leaving_folders, directory):
@@ -69,20 +70,38 @@ async def adopt_books(ledger: Ledger, directory: Path) -> int:
         except (LedgerFull, OSError) as error:
             log.error("ledger.not_adopted", folder=folder.name, reason=str(error))
             continue
-        is_done = False
         try:
-            while taken := ledger.append_from(left):
-                # Here for good before it goes there.
-                await asyncio.to_thread(ledger.sync)
-                left.ack(taken)
-                count += len(taken.payloads)
-            is_done = not left.pending_events
-        except (LedgerFull, OSError) as error:
-            log.error("ledger.not_adopted", folder=folder.name, reason=str(error))
+            count += await _take_all(ledger, left, folder)
+        except OSError as error:
+            log.error("ledger.not_adopted", folder=folder.name, reason=error.strerror)
+        is_done = not left.pending_events
         await asyncio.to_thread(left.close)
         if is_done:
             await asyncio.to_thread(_remove, folder, directory)
             log.info("ledger.adopted", folder=folder.name, aborted=len(left.recovered))
+    return count
+
+
+async def _take_all(ledger: Ledger, left: Ledger, folder: Path) -> int:
+    count = 0
+    is_full = False
+    while left.pending_events:
+        try:
+            taken = ledger.append_from(left)
+        except LedgerFull as error:
+            # Opened anew the other spool would begin with what is here already.
+            if not is_full:
+                log.error("ledger.not_adopted", folder=folder.name, reason=error.message)
+            is_full = True
+            await asyncio.sleep(RETRY_S)
+            continue
+        if taken is None:
+            break
+        is_full = False
+        # Here for good before it goes there.
+        await asyncio.to_thread(ledger.sync)
+        left.ack(taken)
+        count += len(taken.payloads)
     return count
 
 

@@ -330,6 +330,9 @@ class Ledger:
             LedgerFull: not all of them are here.
         """
         batch = left.read_batch()
+        if batch is not None and not self._spool.has_room(sum(map(len, batch.payloads)), len(batch.payloads)):
+            # One after the other, lest the first ones are appended again with every try.
+            batch = left.read_batch(max_events=1)
         for payload in batch.payloads if batch is not None else ():
             self._spool.append(payload)
             self._appended.set()

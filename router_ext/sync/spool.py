@@ -275,6 +275,11 @@ class Spool:
         """Disk taken by segments; ``max_bytes`` bounds it."""
         return self._total_bytes
 
+    def has_room(self, num_bytes: int, num_events: int) -> bool:
+        """Whether payloads of so many bytes keep within ``max_bytes``; the disk may know better."""
+        overhead = num_events * _FRAME.size + len(_MAGIC)
+        return self._total_bytes + num_bytes + overhead <= self.max_bytes
+
     def append(self, payload: bytes) -> None:
         """Write one event; it survives the process when this returns.
 

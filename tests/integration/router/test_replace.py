@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import signal
 import subprocess
 import time
 import urllib.request
@@ -17,7 +19,7 @@ import pytest
 from support.modelserver import ModelServer, model_server
 from support.routers import RouterProcess, Setup, backend, router
 
-from router_ext.ops.restart_router import restart
+from router_ext.ops.restart_router import RestartFailed, restart
 
 KV_TOKENS = 4_096
 LONG_WAIT = 10
@@ -248,6 +250,46 @@ async def test_requests_outlive_a_successor_that_is_killed(slow_server: ModelSer
                 events = running.usage()
                 assert [(e.output_tokens, e.outcome) for e in events] == [(600, "completed")] * 20
                 assert len({event.event for event in events}) == 20
+
+
+@pytest.mark.slow  # several routers one after the other
+async def test_a_supervisor_goes_on_where_a_killed_successor_had_taken_over(slow_server: ModelServer) -> None:
+    setup, keys = setup_of(slow_server)
+    with router(setup, program="serve") as running:
+        streams = Streams(running, keys[0])
+        load = Load(running, keys, slow_server)
+        async with streams.open(20, 600) as tasks:
+            watch = asyncio.create_task(load.watch())
+            await until(lambda: sum(streams.counts) > 200, running)
+            result = await asyncio.to_thread(restart, running.directory)
+            os.kill(result["pid"], signal.SIGKILL)
+            # Meanwhile connections wait in the supervisor's socket.
+            async with streams.open(1, 50) as late:
+                await asyncio.gather(*tasks, *late)
+            load.is_over = True
+            await watch
+        assert load.longest_wait < LONG_WAIT
+        assert sorted(streams.counts) == [50, *[600] * 20]
+        await until(lambda: not leaving(running), running)
+        await until(running.is_idle, running)
+        assert sorted(event.output_tokens for event in running.usage()) == [50, *[600] * 20]
+
+
+@pytest.mark.slow  # several routers one after the other
+async def test_the_command_says_why_the_router_was_not_replaced(slow_server: ModelServer) -> None:
+    setup, keys = setup_of(slow_server)
+    with router(setup, program="serve", environment={"FAIRLANE_ROUTER_TAKE_OVER_LIMIT_S": "0.5"}) as running:
+        kept = running.snapshot_file.rename(running.snapshot_file.with_suffix(".kept"))
+        with pytest.raises(RestartFailed, match="was not replaced, and serves on: it ended with status 1"):
+            await asyncio.to_thread(restart, running.directory)
+        streams = Streams(running, keys[0])
+        async with streams.open(1, 20) as tasks:
+            await asyncio.gather(*tasks)
+        assert streams.counts == [20]
+        kept.rename(running.snapshot_file)
+        assert (await asyncio.to_thread(restart, running.directory))["ok"]
+    with pytest.raises(RestartFailed, match="no supervisor runs a router in"):
+        restart(running.directory)
 
 
 @pytest.mark.slow  # several routers one after the other
