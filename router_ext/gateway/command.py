@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         log_level=args.log_level,
     )
     logs.configure(level=settings.log_level, router=settings.id, has_requests=settings.request_log)
-    greeting = greet(settings.dir) if settings.take_over else None
+    greeting = greet(settings.dir, is_replacing=settings.take_over)
     given = greeting.listener if greeting is not None and settings.listen_fd is None else None
     listener = listen(settings, host=settings.host, port=settings.port, given=given)
     admin = None

@@ -203,12 +203,14 @@ class Leaver:
             async with asyncio.timeout(TAKEN_LIMIT_S):
                 hello = await self._hello(connection)
             _log.info("handover.asked", successor=hello.pid, is_peer=hello.is_peer)
+            descriptors: list[int] = []
             if not hello.is_peer:
                 self._move()
-                has_admin = len(self._sockets) > 1
-                moved = self._describe()
-                moved.has_admin = has_admin
-                socket.send_fds(connection, [encode(moved)], [each.fileno() for each in self._sockets])
+                descriptors = [each.fileno() for each in self._sockets]
+            moved = self._describe()
+            moved.has_admin = len(descriptors) > 1
+            moved.has_left = self._was_left
+            socket.send_fds(connection, [encode(moved)], descriptors)
             await self._hand_over(await Wire.over(connection), hello)
         except (OSError, ValueError, TimeoutError, HandoverFailed) as error:
             _log.warning("handover.failed", reason=str(error) or type(error).__name__)

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,16 +65,24 @@ class Greeting:
     listener: socket.socket
     admin: socket.socket | None
 
+    def close(self) -> None:
+        """Give it up; the other goes on."""
+        for each in (self.connection, self.listener, self.admin):
+            if each is not None:
+                each.close()
 
-def greet(directory: Path, *, limit_s: float = TAKEN_LIMIT_S) -> Greeting | None:
-    """Ask the router that serves from this folder to be replaced. Blocks; None if there is none.
 
-    If it has been killed, the newest of those it had replaced still has the sockets.
+def greet(directory: Path, *, is_replacing: bool, limit_s: float = TAKEN_LIMIT_S) -> Greeting | None:
+    """Ask the router that serves from this folder to be replaced (``is_replacing``). Blocks; None if there is none.
+
+    If it has been killed, the newest of those it had replaced still has sockets and requests, and waits.
 
     Raises:
         HandoverFailed: it is there and does not answer as agreed.
     """
     for folder in (directory, *reversed(leaving_folders(directory))):
+        if folder == directory and not is_replacing:
+            continue
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(limit_s)
         try:
@@ -82,8 +90,16 @@ def greet(directory: Path, *, limit_s: float = TAKEN_LIMIT_S) -> Greeting | None
                 connection.connect(address)
         except OSError:
             connection.close()
-        else:
-            return _greet(connection)
+            continue
+        try:
+            greeting = _greet(connection)
+        except HandoverFailed:
+            if is_replacing:
+                raise
+            continue
+        if is_replacing or greeting.moved.has_left:
+            return greeting
+        greeting.close()
     return None
 
 
@@ -286,23 +302,53 @@ class Succession:
         self._greeting = greeting
         self._engines = engines
         self._restore = restore
+        self._predecessors: list[Predecessor] = []
+
+    @property
+    def _is_replacing(self) -> bool:
+        """The first predecessor serves by itself if nothing comes of this."""
+        return self._greeting is not None and not self._greeting.moved.has_left
 
     async def wait_ready(self, *, limit_s: float) -> None:
-        """Return once every backend that is up for the predecessor is up here.
+        """Return once every backend that is up for a predecessor is up here.
 
         Raises:
-            HandoverFailed: not within the limit.
+            HandoverFailed: not within the limit, and somebody else serves.
         """
-        if self._greeting is None:
-            return
-        wanted = self._greeting.moved.up
-        deadline = asyncio.get_running_loop().time() + limit_s
+        loop = asyncio.get_running_loop()
+        wanted: dict[str, set[str]] = {}
+        for moved in await self._meet():
+            for pool, backends in moved.up.items():
+                wanted.setdefault(pool, set()).update(backends)
+        deadline = loop.time() + limit_s
         while missing := self._missing(wanted):
-            if asyncio.get_running_loop().time() >= deadline:
+            if loop.time() >= deadline:
+                if not self._is_replacing:
+                    _log.error("handover.not_ready", missing=missing)
+                    return
                 raise HandoverFailed(f"not ready within {limit_s:g} s: {', '.join(missing)} not up here")
             await asyncio.sleep(_LOOK_S)
 
-    def _missing(self, wanted: Mapping[str, list[str]]) -> list[str]:
+    async def _meet(self) -> list[Moved]:
+        """Connect to everybody; what they say of themselves."""
+        found = []
+        own = None
+        if self._greeting is not None:
+            moved = self._greeting.moved
+            own = moved.folder
+            found.append(moved)
+            wire = await Wire.over(self._greeting.connection)
+            self._predecessors.append(Predecessor(wire, self._engines, name=own))
+        for folder in leaving_folders(self._directory):
+            if folder.name == own:
+                continue
+            with contextlib.suppress(HandoverFailed, OSError, ValueError, TimeoutError):
+                peer, moved = await self._peer(folder)
+                found.append(moved)
+                self._predecessors.append(peer)
+        return found
+
+    def _missing(self, wanted: Mapping[str, Iterable[str]]) -> list[str]:
         missing = []
         for pool, backends in wanted.items():
             engine = self._engines.get(pool)
@@ -310,7 +356,7 @@ class Succession:
                 missing.append(pool)
                 continue
             members = engine.backends.members
-            for backend in backends:
+            for backend in sorted(backends):
                 member = members.get(BackendId(backend))
                 # One that the configuration has no more is not waited for.
                 if member is not None and member.state is not State.UP:
@@ -324,27 +370,23 @@ class Succession:
             HandoverFailed: the predecessor goes on itself.
         """
         parts: list[tuple[Predecessor, dict[str, LeftPool]]] = []
-        own = ""
-        if self._greeting is not None:
-            own = self._greeting.moved.folder
-            predecessor = Predecessor(await Wire.over(self._greeting.connection), self._engines, name=own)
-            left = await predecessor.take()
+        for number, predecessor in enumerate(self._predecessors):
+            is_serving = number == 0 and self._is_replacing
+            try:
+                left = await predecessor.take()
+            except HandoverFailed as error:
+                if is_serving:
+                    raise
+                _log.warning("handover.failed", predecessor=predecessor.name, reason=error.message)
+                continue
             if left is not None:
                 parts.append((predecessor, left))
-            elif await asyncio.to_thread(is_alive, self._directory / own):
+            elif is_serving and await asyncio.to_thread(is_alive, self._directory / predecessor.name):
                 raise HandoverFailed("the running router took its requests back and goes on")
-        for folder in leaving_folders(self._directory):
-            if folder.name == own:
-                continue
-            with contextlib.suppress(HandoverFailed, OSError):
-                peer = await self._peer(folder)
-                left = await peer.take()
-                if left is not None:
-                    parts.append((peer, left))
         self._apply(parts)
         return [predecessor for predecessor, _ in parts]
 
-    async def _peer(self, folder: Path) -> Predecessor:
+    async def _peer(self, folder: Path) -> tuple[Predecessor, Moved]:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.setblocking(False)
@@ -354,7 +396,13 @@ class Succession:
         except OSError:
             connection.close()
             raise
-        return Predecessor(await Wire.over(connection), self._engines, name=folder.name)
+        wire = await Wire.over(connection)
+        async with asyncio.timeout(TAKEN_LIMIT_S):
+            moved = await wire.receive()
+        if not isinstance(moved, Moved):
+            wire.close()
+            raise HandoverFailed("no answer")
+        return Predecessor(wire, self._engines, name=folder.name), moved
 
     def _apply(self, parts: list[tuple[Predecessor, dict[str, LeftPool]]]) -> None:
         """All of it in one turn: nobody is dispatched between one predecessor's requests and the next one's."""

@@ -32,7 +32,7 @@ _LENGTH = struct.Struct(">I")
 
 
 class Hello(msgspec.Struct, tag_field="is", tag="hello", kw_only=True):
-    """The first word. ``is_peer``: only requests are wanted; another router has the root already."""
+    """The first word. ``is_peer``: only requests are wanted; nothing moves, and no descriptor comes."""
 
     version: int = VERSION
     pid: int = 0
@@ -42,7 +42,7 @@ class Hello(msgspec.Struct, tag_field="is", tag="hello", kw_only=True):
 class Moved(msgspec.Struct, tag_field="is", tag="moved", kw_only=True):
     """The answer. ``folder``: where its books are now. ``up``: backends that are up, by pool.
 
-    ``has_admin``: a second descriptor came along.
+    ``has_admin``: a second descriptor came along. ``has_left``: it decides nothing, and waits for a successor.
     """
 
     version: int = VERSION
@@ -51,6 +51,7 @@ class Moved(msgspec.Struct, tag_field="is", tag="moved", kw_only=True):
     revision: int = 0
     up: dict[str, list[str]] = {}
     has_admin: bool = False
+    has_left: bool = False
 
 
 class Take(msgspec.Struct, tag_field="is", tag="take"):

@@ -187,6 +187,7 @@ class Streams:
         headers = {"Authorization": f"Bearer {self.key}"}
         url = f"{self.running.base}/generate_stream"
         async with session.post(url, json=body, headers=headers) as answer:
+            assert answer.status == 200, (await answer.text(), log_of(self.running))
             async for line in answer.content:
                 if line.startswith(b"data:"):
                     lines.append(line)  # noqa: PERF401 - what came before an end counts
