@@ -340,7 +340,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.scheduler = Scheduler(self.config)
             self.timer = None
             for backend in sorted(self.up & self.config.backends.keys()):
-                self.send(BackendChanged(backend=BackendId(backend), is_up=True))
+                is_on_trial = backend in self.trial
+                self.send(BackendChanged(backend=BackendId(backend), is_up=True, is_on_trial=is_on_trial))
             self.scheduler.restore(saved, self.now)
             heirs = [Heir(request=self.specs[standing.request_id], standing=standing) for standing in standings]
             actions = self.scheduler.handle(Inherited(requests=heirs, closing=closing), self.now)
@@ -363,10 +364,10 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.carry_out(action)
 
     def leads(self) -> dict[str, float]:
-        """How far each of the waiting tenants that are in no group is ahead of the last of them."""
-        tenants = [t for t in self.scheduler.stats().tenants if t.queued and t.group is None]
-        floor = min((t.raw_counter for t in tenants), default=0.0)
-        return {str(t.tenant): t.raw_counter - floor for t in tenants if t.tenant in self.config.tenants}
+        """How far each of the tenants in line that are in no group is ahead of the last of them."""
+        tenants = [t for t in self.scheduler._tenants.by_id.values() if t.is_backlogged and t.unit is t]
+        floor = min((t.counter for t in tenants), default=0.0)
+        return {str(t.tenant_id): t.counter - floor for t in tenants if t.is_configured}
 
     def held(self) -> dict[str, int]:
         """Reserved tokens by backend."""
