@@ -14,6 +14,7 @@ from controlplane.common.errors import Conflict
 from controlplane.common.limits import limit_fields, set_limits
 from controlplane.common.use_case import mark_config_changed, use_case
 from controlplane.common.validation import Checks, checked_reason, lock_version
+from controlplane.common.zones import check_zone
 from controlplane.tenants.models import Group, Tenant, TenantState, TenantTier
 from controlplane.tenants.queries import find_group, tier_names
 from controlplane.tiers.models import Tier
@@ -28,6 +29,7 @@ class TenantChanges(TypedDict, total=False):
     tiers: Sequence[str]
     default_tier: str
     max_queued: int
+    timezone: str
     group: str | None
     limits: Mapping[str, int | None]
 
@@ -45,6 +47,7 @@ def tenant_fields(tenant: Tenant) -> dict[str, Any]:
         "tiers": tier_names(tenant),
         "default_tier": tenant.default_tier.name,
         "max_queued": tenant.max_queued,
+        "timezone": tenant.timezone,
         "group": None if tenant.group is None else tenant.group.name,
         "limits": limit_fields(tenant),
     }
@@ -80,6 +83,7 @@ def _check(checks: Checks, tenant: Tenant) -> None:
     checks.slug("slug", tenant.slug)
     checks.number("weight", tenant.weight, 0.001, 10_000)
     checks.number("max_queued", tenant.max_queued, 1, 1_000_000)
+    check_zone(checks, "timezone", tenant.timezone)
     if tenant.state not in TenantState.values:
         checks.add("state", f"{tenant.state!r} is not one of {', '.join(TenantState.values)}")
 
@@ -99,6 +103,7 @@ def create_tenant(
     default_tier: str,
     weight: float = 1.0,
     max_queued: int = 2_000,
+    timezone: str = "UTC",
     group: str | None = None,
     limits: Mapping[str, int | None] | None = None,
 ) -> Tenant:
@@ -107,11 +112,19 @@ def create_tenant(
     Args:
         tiers: names of the tiers it may use. default_tier: one of them.
         weight: its share, relative to the other tenants'; in a group, to its other members'.
+        timezone: whose months its statements cover.
         group: name of its fairness group, None for none.
         limits: by the names of ``LimitsRecord``; what is left out has no limit.
     """
     checks = Checks()
-    tenant = Tenant(name=name, slug=slug, weight=weight, max_queued=max_queued, group=_find_group(checks, group))
+    tenant = Tenant(
+        name=name,
+        slug=slug,
+        weight=weight,
+        max_queued=max_queued,
+        timezone=timezone,
+        group=_find_group(checks, group),
+    )
     _check(checks, tenant)
     set_limits(checks, tenant, limits or {})
     rows, chosen = _resolve(checks, tiers, default_tier)

@@ -22,6 +22,7 @@ from controlplane.common.rest import (
 from controlplane.tenants import actions, queries
 from controlplane.tenants.models import Group, Tenant, TenantState
 
+_ZONE_HELP = "IANA name of the time zone whose months its statements cover"
 _GROUP_HELP = "Name of its fairness group, null for none; `weight` is its share inside the group then"
 
 
@@ -32,6 +33,7 @@ class NewTenantSerializer(StrictSerializer):
     default_tier = serializers.CharField(max_length=40)
     weight = serializers.FloatField(required=False, default=1.0, min_value=0.001, max_value=10_000)
     max_queued = serializers.IntegerField(required=False, default=2_000, min_value=1, max_value=1_000_000)
+    timezone = serializers.CharField(required=False, default="UTC", max_length=64, help_text=_ZONE_HELP)
     group = serializers.CharField(required=False, allow_null=True, default=None, max_length=63, help_text=_GROUP_HELP)
     limits = LimitsSerializer(required=False)
 
@@ -45,6 +47,7 @@ class TenantChangesSerializer(StrictSerializer):
     default_tier = serializers.CharField(max_length=40, required=False)
     weight = serializers.FloatField(required=False, min_value=0.001, max_value=10_000)
     max_queued = serializers.IntegerField(required=False, min_value=1, max_value=1_000_000)
+    timezone = serializers.CharField(required=False, max_length=64, help_text=_ZONE_HELP)
     state = serializers.ChoiceField(choices=TenantState.choices, required=False)
     group = serializers.CharField(required=False, allow_null=True, max_length=63, help_text=_GROUP_HELP)
     limits = LimitsSerializer(required=False)
@@ -61,7 +64,7 @@ class TenantSerializer(serializers.ModelSerializer[Tenant]):
     class Meta:
         model = Tenant
         fields = [
-            "id", "slug", "name", "weight", "state", "tiers", "default_tier", "max_queued", "group",
+            "id", "slug", "name", "weight", "state", "tiers", "default_tier", "max_queued", "timezone", "group",
             "limits", "version", "created_at", "updated_at",
         ]  # fmt: skip
 

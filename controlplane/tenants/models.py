@@ -45,7 +45,10 @@ class TenantState(models.TextChoices):
 
 
 class Tenant(Limited, Record):
-    """A tenant. A database constraint holds ``default_tier`` to one of the allowed ``tiers``."""
+    """A tenant. A database constraint holds ``default_tier`` to one of the allowed ``tiers``.
+
+    ``timezone``: whose months its statements cover; an IANA name.
+    """
 
     id = models.CharField(primary_key=True, max_length=40, default=_tenant_id, editable=False)
     slug = models.SlugField(max_length=63, unique=True)
@@ -55,6 +58,7 @@ class Tenant(Limited, Record):
     tiers = models.ManyToManyField("tiers.Tier", through="TenantTier", related_name="tenants")
     default_tier = models.ForeignKey("tiers.Tier", on_delete=models.PROTECT, related_name="+")
     max_queued = models.PositiveIntegerField(default=2_000)
+    timezone = models.CharField(max_length=64, default="UTC")
     group = models.ForeignKey(Group, null=True, blank=True, on_delete=models.PROTECT, related_name="tenants")
 
     class Meta:

@@ -50,6 +50,13 @@ class TenantForm(LimitedForm):
     max_queued = forms.IntegerField(
         initial=2_000, label="Waiting requests at most", help_text="More are refused with 429 (1 to 1,000,000)."
     )
+    timezone = forms.CharField(
+        initial="UTC",
+        required=False,
+        max_length=64,
+        label="Time zone",
+        help_text="Whose months its statements cover, such as Europe/Berlin; UTC if left empty.",
+    )
     group = forms.ChoiceField(
         required=False,
         label="Fairness group",
@@ -68,6 +75,7 @@ class TenantForm(LimitedForm):
     def values(self) -> dict[str, Any]:
         values = super().values()
         values["group"] = values["group"] or None
+        values["timezone"] = values["timezone"] or "UTC"
         values["slug"] = values["slug"] or slugify(values["name"])[:63]
         return values
 

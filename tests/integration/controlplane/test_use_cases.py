@@ -425,3 +425,11 @@ def test_tiers_are_published_by_rank_and_a_change_reads_every_table_once(
         make_key(system, make_tenant(system), pool)
     with django_assert_max_num_queries(30):
         update_tenant(actor=system, tenant_id=tenant.id, weight=2.0)
+
+
+def test_a_tenant_has_a_time_zone(system: Actor) -> None:
+    tenant = make_tenant(system, timezone="Asia/Kolkata")
+    assert Tenant.objects.get().timezone == "Asia/Kolkata"
+    with pytest.raises(Invalid, match="timezone: 'Mars/Base' is no time zone"):
+        update_tenant(actor=system, tenant_id=tenant.id, timezone="Mars/Base")
+    assert make_tenant(system).timezone == "UTC"
