@@ -55,7 +55,8 @@ def test_counters_survive_a_kill_under_load(tmp_path: Path) -> None:
             running.process.wait()
         lead = saved(tmp_path)
         with router(setup, directory=tmp_path) as running:
-            assert counters(running) == {"ten_ahead": lead, "ten_behind": 0.0}
+            # Whoever is on the floor and has not been seen yet is not listed.
+            assert counters(running) == {"ten_ahead": lead}
             # Both are served as ever, and the lead is kept through an orderly end as well.
             for key in (ahead, behind):
                 status, _, _ = call(
