@@ -258,7 +258,6 @@ async def measure_streams(
     """One run by target: without the router, through it, through each relay."""
     rows: dict[str, dict[str, Any]] = {}
     servers = Servers(
-        has_model=tool is None,
         interval_us=round(1e6 / streams.pace),
         seats=4 * streams.count + 1_000,
         has_stamps=tool is not None,
