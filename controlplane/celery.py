@@ -71,9 +71,10 @@ app.conf.update(
         "fleet-forget-old-hazards": {"task": "controlplane.fleet.tasks.forget_old_hazards", "schedule": 3_600.0},
         "rollout-trim-revisions": {"task": "controlplane.rollout.tasks.trim_revisions", "schedule": 3_600.0},
         "accounts-forget-sessions": {"task": "controlplane.accounts.tasks.forget_sessions", "schedule": 3_600.0},
+        "audit-log-head": {"task": "controlplane.audit.tasks.log_head", "schedule": crontab(hour=0, minute=3)},
         "common-forget-idempotency": {"task": "controlplane.common.tasks.forget_idempotency", "schedule": 3_600.0},
     },
 )
 app.autodiscover_tasks(
-    [f"controlplane.{name}" for name in ("accounts", "common", "fleet", "rollout", "usage", "training")]
+    [f"controlplane.{name}" for name in ("accounts", "audit", "common", "fleet", "rollout", "usage", "training")]
 )

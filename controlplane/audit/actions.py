@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from django.db import transaction
+import structlog
+from django.db import connection, transaction
 
-from controlplane.audit.models import AuditEntry
+from controlplane.audit.chain import COLUMNS, FIRST, next_hash
+from controlplane.audit.models import AuditEntry, AuditHead
 from controlplane.common.actor import Actor
+from controlplane.common.clock import utc_now
 from controlplane.common.middleware import current_request_id
 from controlplane.common.models import Record
-from controlplane.common.use_case import mark_config_changed
+from controlplane.common.use_case import mark_config_changed, run_last
+
+logger = structlog.get_logger(__name__)
+
+_CHAIN_LOCK = 0x66_6C_02
 
 
 def record(
@@ -24,10 +32,14 @@ def record(
     tenant: str = "",
     before: Mapping[str, Any] | None = None,
     after: Mapping[str, Any] | None = None,
+    bulk: Sequence[str] = (),
 ) -> None:
-    """Append one entry in the transaction of the mutation it describes.
+    """Append one entry in the transaction of the mutation it describes, at the end of the running use case.
 
     With both ``before`` and ``after`` only the fields that differ are kept.
+
+    Args:
+        bulk: ids of all objects of one action on many; ``before`` and ``after`` are by id then, ``object_id`` is "".
 
     Raises:
         RuntimeError: outside a transaction, where entry and mutation could part.
@@ -38,18 +50,50 @@ def record(
         changed = {k for k in before.keys() | after.keys() if before.get(k) != after.get(k)}
         before = {k: v for k, v in before.items() if k in changed}
         after = {k: v for k, v in after.items() if k in changed}
-    AuditEntry.objects.create(
+    entry = AuditEntry(
         actor_kind=actor.kind,
         actor_id=actor.id,
         actor_label=actor.label,
         action=action,
         object_type=object_type,
         object_id=object_id,
+        bulk=list(bulk),
         tenant=tenant,
         before=_plain(before),
         after=_plain(after),
         request_id=current_request_id(),
     )
+    if not run_last(functools.partial(_append, entry)):
+        _append(entry)
+
+
+def _append(entry: AuditEntry) -> None:
+    """Put an entry behind the newest one that is committed, or was written by this transaction.
+
+    The lock is held until the commit, so that there is one chain, and the order of ids is that of commits. Whoever
+    waits for it holds whatever it changed, and whoever holds it waits for nothing: it is taken last.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_CHAIN_LOCK])
+        # A statement of its own: it must see what was committed while the lock was waited for.
+        cursor.execute(
+            "SELECT nextval(pg_get_serial_sequence('audit_auditentry', 'id')),"
+            " (SELECT hash FROM audit_auditentry ORDER BY id DESC LIMIT 1)"
+        )
+        entry.id, previous = cursor.fetchone()
+    entry.at = utc_now()
+    entry.hash = next_hash(previous or FIRST, [getattr(entry, name) for name in COLUMNS])
+    entry.save(force_insert=True)
+
+
+def log_head() -> AuditHead | None:
+    """Note the chain's head as a row and as a line of the log, which other machines keep; None without entries."""
+    last = AuditEntry.objects.order_by("-id").values("id", "hash").first()
+    if last is None:
+        return None
+    head = AuditHead.objects.create(entry=last["id"], hash=last["hash"])
+    logger.info("audit.head", entry=head.entry, hash=head.hash)
+    return head
 
 
 def save_change(

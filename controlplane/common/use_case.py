@@ -21,6 +21,7 @@ class _Frame(threading.local):
     depth = 0
     is_config_changed = False
     reasons: tuple[str, ...] = ()
+    last: tuple[Callable[[], object], ...] = ()
 
 
 _frame = _Frame()
@@ -44,11 +45,26 @@ def mark_config_changed(reason: str) -> None:
     _frame.reasons = (*_frame.reasons, reason)
 
 
+def run_last(function: Callable[[], object]) -> bool:
+    """Have ``function`` run at the end of the running use case, behind publishing, inside its transaction.
+
+    For what takes a lock that everybody wants: it is held only until the commit, and no other lock is waited for
+    meanwhile. What an inner use case asked for is forgotten when that one fails.
+
+    Returns:
+        False outside a use case: the caller runs it itself.
+    """
+    if _frame.depth == 0:
+        return False
+    _frame.last = (*_frame.last, function)
+    return True
+
+
 def use_case(*, scope: Scope | None = Scope.WRITE) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Run the function in one transaction on behalf of its keyword argument ``actor``.
 
-    Nested use cases join the outermost one, so that several changes give one revision. Publishing comes last: its
-    lock is taken after every row lock and held only until the commit.
+    Nested use cases join the outermost one, so that several changes give one revision. Publishing comes last but
+    for the audit entries: its lock is taken after every row lock and held only until the commit.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -58,6 +74,7 @@ def use_case(*, scope: Scope | None = Scope.WRITE) -> Callable[[Callable[P, R]],
             if scope is not None:
                 actor.require(scope)
             is_outermost = _frame.depth == 0
+            asked = _frame.last
             try:
                 with transaction.atomic():
                     _frame.depth += 1
@@ -65,10 +82,16 @@ def use_case(*, scope: Scope | None = Scope.WRITE) -> Callable[[Callable[P, R]],
                     if is_outermost and _frame.is_config_changed:
                         for publisher in _publishers:
                             publisher(actor, "; ".join(_frame.reasons))
+                    if is_outermost:
+                        for each in _frame.last:
+                            each()
                     return result
+            except BaseException:
+                _frame.last = asked
+                raise
             finally:
                 if is_outermost:
-                    _frame.depth, _frame.is_config_changed, _frame.reasons = 0, False, ()
+                    _frame.depth, _frame.is_config_changed, _frame.reasons, _frame.last = 0, False, (), ()
                 else:
                     _frame.depth -= 1
 

@@ -46,6 +46,26 @@ def committed_db(test_database: None, django_db_blocker: Any) -> Iterator[None]:
             empty_all_tables()
 
 
+@pytest.fixture
+def old_database(test_database: None, django_db_blocker: Any) -> Iterator[dict[str, str]]:
+    """Environment of a process with an empty database of its own."""
+    from django.db import connection
+
+    from tests.support.control_plane import database_environment
+
+    with django_db_blocker.unblock():
+        given = connection.settings_dict["NAME"]
+        name = f"{given}_old"
+        with connection.cursor() as cursor:
+            cursor.execute(f'CREATE DATABASE "{name}"')
+        environment = database_environment()
+        try:
+            yield environment | {"DATABASE_URL": environment["DATABASE_URL"].replace(f"/{given}?", f"/{name}?")}
+        finally:
+            with connection.cursor() as cursor:
+                cursor.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
 @pytest.fixture(autouse=True)
 def _fresh_valkey() -> Iterator[None]:
     from controlplane.common.valkey import valkey

@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import Any
-
-import pytest
 
 SCRIPT = """
 import json
@@ -108,26 +105,6 @@ print(json.dumps({
     "hour": accuracy(**span).total["served"].n,
 }))
 """
-
-
-@pytest.fixture
-def old_database(test_database: None, django_db_blocker: Any) -> Any:
-    """Environment of a process with an empty database of its own."""
-    from django.db import connection
-
-    from tests.support.control_plane import database_environment
-
-    with django_db_blocker.unblock():
-        given = connection.settings_dict["NAME"]
-        name = f"{given}_old"
-        with connection.cursor() as cursor:
-            cursor.execute(f'CREATE DATABASE "{name}"')
-        environment = database_environment()
-        try:
-            yield environment | {"DATABASE_URL": environment["DATABASE_URL"].replace(f"/{given}?", f"/{name}?")}
-        finally:
-            with connection.cursor() as cursor:
-                cursor.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
 
 
 def test_a_database_in_use_is_brought_up_to_date(old_database: dict[str, str]) -> None:

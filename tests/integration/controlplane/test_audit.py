@@ -1,0 +1,240 @@
+"""The audit log's hash chain: one chain whoever writes, and every way of tampering with it is seen."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.db import DatabaseError, connection, connections, transaction
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controlplane.audit.actions import log_head
+from controlplane.audit.chain import COLUMNS, FIRST, canonical_json, next_hash
+from controlplane.audit.models import AuditEntry, AuditHead
+from controlplane.audit.queries import verify
+from controlplane.common.actor import Actor, system_actor
+from controlplane.common.errors import Conflict, Invalid
+from controlplane.common.use_case import use_case
+from controlplane.tenants.actions import update_tenant
+from controlplane.tiers.actions import create_tier, delete_tier, update_tier
+from tests.support.control_plane import ApiClient, make_tenant
+
+SYSTEM = system_actor("test")
+TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def write_some(system: Actor) -> None:
+    tenant = make_tenant(system)
+    for weight in (2.0, 0.1, 3, 1e3):
+        update_tenant(actor=system, tenant_id=tenant.id, weight=weight)
+
+
+@pytest.mark.django_db
+@settings(max_examples=60, deadline=None)
+@given(VALUES)
+def test_what_the_database_gives_back_has_the_canonical_json_of_what_was_written(value: Any) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT %s::jsonb::text", [json.dumps(value)])
+        assert canonical_json(json.loads(cursor.fetchone()[0])) == canonical_json(value)
+
+
+def test_canonical_json_is_as_documented() -> None:
+    value = {"b": [1.0, 1e22, 1e-7, -0.0, 0.1, True, None], "a": 'ü"\n', "ab": {}}
+    assert canonical_json(value) == (
+        '{"a":"ü\\"\\n","ab":{},"b":[1,10000000000000000000000,0.0000001,0,0.1,true,null]}'
+    )
+
+
+@pytest.mark.django_db
+def test_a_log_that_nobody_touched_is_whole(system: Actor) -> None:
+    assert verify(actor=system).head == FIRST
+    write_some(system)
+    verdict = verify(actor=system)
+    assert (verdict.is_whole, verdict.entries) == (True, AuditEntry.objects.count())
+    assert verdict.head == AuditEntry.objects.latest("id").hash
+
+
+def tampered(sql: str) -> None:
+    """What the owner of the database can do."""
+    with connection.cursor() as cursor:
+        cursor.execute("SET session_replication_role = replica")
+        cursor.execute(sql.replace("{third}", "(SELECT id FROM audit_auditentry ORDER BY id OFFSET 2 LIMIT 1)"))
+        cursor.execute("SET session_replication_role = DEFAULT")
+
+
+CHANGES = [
+    *(
+        f"UPDATE audit_auditentry SET {name} = {value} WHERE id = {{third}}"
+        for name, value in {
+            "at": "at + interval '1 microsecond'", "actor_kind": "'user'", "actor_id": "'x'", "actor_label": "'x'",
+            "action": "'tenant.created'", "object_type": "'x'", "object_id": "'x'", "bulk": "'{x}'", "tenant": "'x'",
+            "before": "'{}'", "after": "after || '{\"weight\": 7}'", "request_id": "'x'", "hash": "repeat('0', 64)",
+        }.items()
+    ),
+    "DELETE FROM audit_auditentry WHERE id = {third}",
+    "DELETE FROM audit_auditentry WHERE id = (SELECT min(id) FROM audit_auditentry)",
+    "UPDATE audit_auditentry SET id = id + 1000 WHERE id = {third}",
+]  # fmt: skip
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("sql", CHANGES)
+def test_an_entry_that_was_changed_or_removed_is_named(sql: str, system: Actor) -> None:
+    write_some(system)
+    ids = list(AuditEntry.objects.order_by("id").values_list("id", flat=True))
+    tampered(sql)
+    verdict = verify(actor=system)
+    first = 1 if "min(id)" in sql else 3 if sql.startswith("DELETE") or "id = id" in sql else 2
+    assert (verdict.is_whole, verdict.broken) == (False, ids[first])
+
+
+@pytest.mark.django_db
+def test_a_tail_that_was_cut_is_seen_by_a_head_alone(system: Actor) -> None:
+    write_some(system)
+    kept_elsewhere = AuditEntry.objects.latest("id").hash
+    tampered("DELETE FROM audit_auditentry WHERE id = (SELECT max(id) FROM audit_auditentry)")
+    assert verify(actor=system).is_whole
+    assert verify(actor=system, heads=[kept_elsewhere]).missing == (kept_elsewhere,)
+
+
+@pytest.mark.django_db
+def test_a_log_that_was_written_anew_is_seen_by_the_heads_of_the_days_before(system: Actor) -> None:
+    write_some(system)
+    old = log_head()
+    assert old is not None
+    tampered("UPDATE audit_auditentry SET actor_label = 'somebody else' WHERE id = {third}")
+    head = FIRST
+    for values in AuditEntry.objects.order_by("id").values_list(*COLUMNS):
+        head = next_hash(head, values)
+        tampered(f"UPDATE audit_auditentry SET hash = '{head}' WHERE id = {values[0]}")
+    verdict = verify(actor=system)
+    assert (verdict.broken, verdict.missing) == (None, (old.hash,))
+
+
+@pytest.mark.django_db
+def test_heads_are_append_only_too(system: Actor) -> None:
+    write_some(system)
+    log_head()
+    for change in (AuditHead.objects.all().delete, lambda: AuditHead.objects.update(hash=FIRST)):
+        with pytest.raises(DatabaseError, match="append-only"), transaction.atomic():
+            change()
+
+
+def test_writers_at_once_form_one_chain(committed_db: None) -> None:
+    def write(number: int) -> None:
+        try:
+            tier = create_tier(actor=SYSTEM, name=f"tier-{number}", rank=number)
+            for rank in range(5):
+                update_tier(actor=SYSTEM, tier_id=tier.id, rank=100 + rank)
+            delete_tier(actor=SYSTEM, tier_id=tier.id)
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(write, range(8)))
+    verdict = verify(actor=SYSTEM)
+    assert (verdict.is_whole, verdict.entries) == (True, 8 * 7)
+
+
+@use_case()
+def _outer(*, actor: Actor) -> None:
+    create_tier(actor=actor, name="kept", rank=1)
+    with pytest.raises(Conflict):
+        _inner(actor=actor)
+
+
+@use_case()
+def _inner(*, actor: Actor) -> None:
+    create_tier(actor=actor, name="undone", rank=2)
+    create_tier(actor=actor, name="kept", rank=2)
+
+
+@pytest.mark.django_db
+def test_what_an_inner_use_case_did_is_forgotten_when_it_fails(system: Actor) -> None:
+    _outer(actor=system)
+    assert [e.after["name"] for e in AuditEntry.objects.filter(action="tier.created")] == ["kept"]
+    assert verify(actor=system).is_whole
+
+
+def command(*words: str) -> tuple[int, str]:
+    out = StringIO()
+    try:
+        call_command("verify_audit", *words, stdout=out)
+    except SystemExit as end:
+        return int(str(end.code)), out.getvalue()
+    return 0, out.getvalue()
+
+
+@pytest.mark.django_db
+def test_command_and_rest_say_the_same(api: ApiClient, system: Actor) -> None:
+    write_some(system)
+    status, text = command("--json")
+    said = json.loads(text)
+    assert (status, said["is_whole"]) == (0, True)
+    assert api.send("GET", "/audit/verify").json() == said
+    shown = api.send("GET", "/audit/head").json()
+    assert (shown["hash"], shown["logged"]) == (said["head"], [])
+    log_head()
+    (logged,) = api.send("GET", "/audit/head").json()["logged"]
+    assert (logged["entry"], logged["hash"]) == (shown["entry"], shown["hash"])
+    assert command("--head", said["head"])[0] == 0
+    assert api.send("GET", f"/audit/verify?head={'a' * 64}&head={said['head']}").json()["missing"] == ["a" * 64]
+    tampered("UPDATE audit_auditentry SET tenant = 'x' WHERE id = {third}")
+    status, text = command("--head", "b" * 64)
+    assert status == 1
+    assert "BROKEN at entry" in text
+    assert f"MISSING: no entry has the hash {'b' * 64}" in text
+
+
+@pytest.mark.django_db
+def test_what_is_no_hash_is_refused(api: ApiClient, system: Actor) -> None:
+    with pytest.raises(Invalid):
+        verify(actor=system, heads=["abc"])
+    assert api.send("GET", "/audit/verify?head=abc").status_code == 422
+
+
+MIGRATION = """
+import django
+django.setup()
+from django.core.management import call_command
+from django.db import connection
+call_command("migrate", "audit", "0002", verbosity=0)
+with connection.cursor() as cursor:
+    cursor.execute('''INSERT INTO audit_auditentry
+        (at, actor_kind, actor_id, actor_label, action, object_type, object_id, tenant, before, after, request_id)
+        SELECT now(), 'user', 'u', 'ü', 'tier.updated', 'tier', n::text, '', '{"rank": 1.50}', '{"rank": 1e2}', ''
+        FROM generate_series(1, 2500) AS n''')
+call_command("migrate", "audit", verbosity=0)
+with connection.cursor() as cursor:
+    try:
+        cursor.execute("UPDATE audit_auditentry SET hash = ''")
+    except django.db.DatabaseError:
+        print("refused")
+call_command("verify_audit")
+"""
+
+
+def test_entries_of_before_are_linked_by_the_migration(old_database: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", MIGRATION],
+        env=old_database | {"DJANGO_SETTINGS_MODULE": "controlplane.settings"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4_000:]
+    lines = done.stdout.splitlines()
+    assert lines[0] == "refused"
+    assert lines[1].startswith("2500 entries")
