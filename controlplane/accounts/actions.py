@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypedDict
 
 import structlog
 from django.contrib.auth.hashers import make_password
@@ -12,14 +12,16 @@ from django.contrib.auth.password_validation import validate_password
 from django.core.exceptions import ValidationError
 from django.core.validators import validate_email
 from django.db import transaction
+from typing_extensions import Unpack
 
 from controlplane.accounts import throttle
-from controlplane.accounts.models import OperatorToken, Role, User
+from controlplane.accounts.models import TENANT_ROLES, OperatorToken, Role, User
 from controlplane.audit.actions import record
 from controlplane.common import secrets
-from controlplane.common.actor import Actor, Scope, system_actor
+from controlplane.common.access import visible
+from controlplane.common.actor import TENANT_SCOPES, Actor, Scope, system_actor
 from controlplane.common.clock import utc_now
-from controlplane.common.errors import Conflict, Invalid, NotAllowed
+from controlplane.common.errors import Conflict, NotAllowed
 from controlplane.common.use_case import use_case
 from controlplane.common.validation import Checks, get_or_not_found
 
@@ -31,75 +33,134 @@ def user_fields(user: User) -> dict[str, Any]:
         "email": user.email,
         "name": user.name,
         "role": user.role,
+        "tenant": user.tenant_id,
         "is_active": user.is_active,
         "must_change_password": user.must_change_password,
     }
 
 
-@use_case()
-def create_user(*, actor: Actor, email: str, role: str, name: str = "") -> tuple[User, str]:
-    """A new account and its one-time password, which the first sign-in replaces."""
+def check_role(checks: Checks, *, actor: Actor, role: str, tenant: str | None) -> None:
+    """A known role, with a tenant where it needs one, that the actor may give: a tenant's admin only its own."""
+    mine = TENANT_ROLES if actor.tenant is not None else Role.values
+    if role not in mine:
+        checks.add("role", f"{role!r} is not one of {', '.join(mine)}")
+        return
+    if (tenant is not None) != (role in TENANT_ROLES):
+        checks.add("tenant", "is needed for this role" if tenant is None else f"people of a tenant are no {role}")
+    elif tenant is not None and (actor.tenant not in (None, tenant) or not is_tenant(tenant)):
+        checks.add("tenant", f"no tenant {tenant!r}")
+
+
+def is_tenant(public_id: str) -> bool:
+    rows = User._meta.get_field("tenant").related_model._default_manager
+    return bool("\0" not in public_id and rows.filter(pk=public_id).exists())
+
+
+def checked_email(checks: Checks, email: str) -> str:
+    """In lower case, without white space around it."""
     email = email.strip().lower()
-    checks = Checks()
     try:
         validate_email(email)
     except ValidationError:
         checks.add("email", f"{email!r} is not an email address")
-    if role not in Role.values:
-        checks.add("role", f"{role!r} is not one of {', '.join(Role.values)}")
+    return email
+
+
+@use_case(scope=Scope.MEMBERS)
+def create_user(*, actor: Actor, email: str, role: str, name: str = "", tenant: str | None = None) -> tuple[User, str]:
+    """A new account and its one-time password, which the first sign-in replaces."""
+    checks = Checks()
+    email = checked_email(checks, email)
+    check_role(checks, actor=actor, role=role, tenant=tenant)
     checks.done()
     if User.objects.filter(email=email).exists():
         raise Conflict(f"an account for {email} exists")
     password = secrets.one_time_password()
-    user = User.objects.create_user(email, password, role=role, name=name, must_change_password=True)
-    record(actor=actor, action="user.created", object_type="user", object_id=user.id, after=user_fields(user))
+    fields = {"role": role, "tenant_id": tenant, "name": name, "must_change_password": True}
+    user = User.objects.create_user(email, password, **fields)
+    _record(actor, "user.created", user, after=user_fields(user))
     return user, password
 
 
-@use_case()
+def _record(actor: Actor, action: str, user: User, **changes: Mapping[str, Any]) -> None:
+    tenant = user.tenant_id or ""
+    record(actor=actor, action=action, object_type="user", object_id=user.id, tenant=tenant, **changes)
+
+
+def _locked(actor: Actor, user_id: str) -> User:
+    return get_or_not_found(visible(User.objects.select_for_update(), actor=actor), "member", user_id)
+
+
+@use_case(scope=Scope.MEMBERS)
 def reset_password(*, actor: Actor, user_id: str) -> str:
     """A new one-time password; whoever is signed in under the old one is signed out."""
-    user = get_or_not_found(User.objects.select_for_update(), "user", user_id)
+    user = _locked(actor, user_id)
     password = secrets.one_time_password()
     user.set_password(password)
     user.must_change_password = True
     user.is_active = True
     user.save()
-    record(actor=actor, action="user.password_reset", object_type="user", object_id=user.id)
+    _record(actor, "user.password_reset", user)
     return password
 
 
-@use_case()
-def update_user(
-    *, actor: Actor, user_id: str, role: str | None = None, is_active: bool | None = None, name: str | None = None
-) -> User:
-    """Change role, name or whether the account is open. The last active operator stays one."""
-    user = get_or_not_found(User.objects.select_for_update(), "user", user_id)
+class UserChanges(TypedDict, total=False):
+    role: str
+    tenant: str | None
+    is_active: bool
+    name: str
+
+
+@use_case(scope=Scope.MEMBERS)
+def update_user(*, actor: Actor, user_id: str, **changes: Unpack[UserChanges]) -> User:
+    """Change role and tenant, name, or whether the account is open. The last active owner stays one.
+
+    Sessions and tokens act by the new role at once; tokens of one who changes tenant are revoked.
+    """
+    user = _locked(actor, user_id)
     before = user_fields(user)
-    if role is not None:
-        if role not in Role.values:
-            raise Invalid({"role": f"{role!r} is not one of {', '.join(Role.values)}"})
-        user.role = role
-    if is_active is not None:
-        user.is_active = is_active
-    if name is not None:
-        user.name = name
-    if before["role"] == Role.OPERATOR and before["is_active"] and not (user.role == Role.OPERATOR and user.is_active):
-        # Locking the others makes two simultaneous demotions wait for each other.
-        others = User.objects.select_for_update().filter(role=Role.OPERATOR, is_active=True).exclude(pk=user.pk)
-        if not list(others.order_by("id")):
-            raise Conflict("the last active operator cannot be demoted or closed")
-    if user_fields(user) != before:
+    checks = Checks()
+    user.role = changes.get("role", user.role)
+    # A role of the platform leaves the tenant behind without being told to.
+    kept = user.tenant_id if user.role in TENANT_ROLES else None
+    user.tenant_id = changes.get("tenant", kept)
+    user.is_active = changes.get("is_active", user.is_active)
+    user.name = changes.get("name", user.name)
+    if {"role", "tenant"} & changes.keys():
+        check_role(checks, actor=actor, role=user.role, tenant=user.tenant_id)
+        checks.done()
+    after = user_fields(user)
+    if before["role"] == Role.OWNER and before["is_active"] and not (user.role == Role.OWNER and user.is_active):
+        _keep_an_owner(user)
+    if after != before:
+        if user.tenant_id != before["tenant"]:
+            revoked = OperatorToken.objects.filter(user=user, revoked_at=None).update(revoked_at=utc_now())
+            after = {**after, "tokens_revoked": revoked}
         user.save()
-        record(
-            actor=actor,
-            action="user.updated",
-            object_type="user",
-            object_id=user.id,
-            before=before,
-            after=user_fields(user),
-        )
+        _record(actor, "user.updated", user, before=before, after=after)
     return user
+
+
+def _keep_an_owner(user: User) -> None:
+    # Locking all of them makes two simultaneous demotions wait for each other.
+    others = User.objects.select_for_update().filter(role=Role.OWNER, is_active=True).exclude(pk=user.pk)
+    if not list(others.order_by("id")):
+        raise Conflict("the last active owner cannot be demoted, closed or removed")
+
+
+@use_case(scope=Scope.MEMBERS)
+def remove_user(*, actor: Actor, user_id: str) -> None:
+    """Delete an account with its tokens and sessions; the audit log keeps what was done under it."""
+    user = _locked(actor, user_id)
+    if user.id == actor.id:
+        raise Conflict("you cannot remove yourself")
+    if user.role == Role.OWNER and user.is_active:
+        _keep_an_owner(user)
+    before = user_fields(user)
+    OperatorToken.objects.filter(user=user).delete()
+    user_id, tenant = user.id, user.tenant_id or ""
+    user.delete()
+    record(actor=actor, action="user.removed", object_type="user", object_id=user_id, tenant=tenant, before=before)
 
 
 @use_case(scope=None)
@@ -168,7 +229,7 @@ def token_fields(token: OperatorToken) -> dict[str, Any]:
     }
 
 
-@use_case()
+@use_case(scope=Scope.TENANT_WRITE)
 def issue_token(
     *, actor: Actor, user: User, name: str, scopes: Sequence[str], expires_at: datetime | None = None
 ) -> tuple[OperatorToken, str]:
@@ -181,6 +242,9 @@ def issue_token(
     if expires_at is not None and expires_at <= utc_now():
         checks.add("expires_at", "lies in the past")
     checks.done()
+    # A token acts for one side only: scopes of the platform, or those of the holder's tenant.
+    if any((scope in TENANT_SCOPES) != (user.tenant_id is not None) for scope in scopes):
+        raise NotAllowed(f"{user.email} cannot hold the scopes {', '.join(scopes)}")
     for scope in scopes:
         actor.require(Scope(scope))
     secret, public_id = secrets.generate_token("flt")
@@ -192,14 +256,21 @@ def issue_token(
         scopes=sorted(set(scopes)),
         expires_at=expires_at,
     )
-    record(actor=actor, action="token.issued", object_type="token", object_id=token.id, after=token_fields(token))
+    record(
+        actor=actor,
+        action="token.issued",
+        object_type="token",
+        object_id=token.id,
+        tenant=user.tenant_id or "",
+        after=token_fields(token),
+    )
     return token, secret
 
 
-@use_case()
+@use_case(scope=Scope.TENANT_WRITE)
 def revoke_token(*, actor: Actor, token_id: str) -> OperatorToken:
     """Revoke at once; revoking again changes nothing."""
-    rows = OperatorToken.objects.select_related("user").select_for_update(of=("self",))
+    rows = visible(OperatorToken.objects.select_related("user").select_for_update(of=("self",)), actor=actor)
     token = get_or_not_found(rows, "token", token_id)
     if token.revoked_at is None:
         before = token_fields(token)
@@ -210,6 +281,7 @@ def revoke_token(*, actor: Actor, token_id: str) -> OperatorToken:
             action="token.revoked",
             object_type="token",
             object_id=token.id,
+            tenant=token.user.tenant_id or "",
             before=before,
             after=token_fields(token),
         )
@@ -217,13 +289,13 @@ def revoke_token(*, actor: Actor, token_id: str) -> OperatorToken:
 
 
 def bootstrap_operator(*, email: str, is_reset: bool) -> str | None:
-    """One-time password of the operator ``email``: made if there is none, reset if asked; None if it exists already."""
+    """One-time password of the owner ``email``: made if there is none, reset if asked; None if it exists already."""
     actor = system_actor("bootstrap_operator")
     with transaction.atomic():
         user = User.objects.filter(email=email.strip().lower()).first()
         if user is None:
-            return create_user(actor=actor, email=email, role=Role.OPERATOR)[1]
+            return create_user(actor=actor, email=email, role=Role.OWNER)[1]
         if not is_reset:
             return None
-        update_user(actor=actor, user_id=user.id, role=Role.OPERATOR, is_active=True)
+        update_user(actor=actor, user_id=user.id, role=Role.OWNER, is_active=True)
         return reset_password(actor=actor, user_id=user.id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from drf_spectacular.utils import extend_schema, extend_schema_view
 from rest_framework import serializers
@@ -54,6 +54,12 @@ class IssuedTokenSerializer(TokenSerializer):
 )
 class TokenViewSet(UseCaseViewSet):
     what = "token"
+    scopes: ClassVar[dict[str, Scope]] = {
+        "list": Scope.TENANT_READ,
+        "retrieve": Scope.TENANT_READ,
+        "create": Scope.TENANT_WRITE,
+        "revoke": Scope.TENANT_WRITE,
+    }
     queryset = OperatorToken.objects.none()
     serializer_class = TokenSerializer
 

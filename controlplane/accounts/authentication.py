@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from django.db.models import Q
+from django.http import Http404
 from drf_spectacular.extensions import OpenApiAuthenticationExtension
 from rest_framework.authentication import BaseAuthentication, SessionAuthentication
 from rest_framework.exceptions import AuthenticationFailed
@@ -55,15 +56,20 @@ class OperatorSessionAuthentication(SessionAuthentication):
 
 
 class HasScope(BasePermission):
-    """Reading needs ``admin.read``, everything else ``admin.write``; use cases check again."""
+    """Reading needs ``admin.read`` and everything else ``admin.write``, unless the view says otherwise in ``scopes`` by
+    action or method; use cases check again. What is the platform's does not exist for people of a tenant."""
 
     def has_permission(self, request: Request, view: Any) -> bool:
         if request.user is None or not request.user.is_authenticated:
             return False
-        needed = Scope.READ if request.method in SAFE_METHODS else Scope.WRITE
         actor = request_actor(request)
+        name = getattr(view, "action", None) or str(request.method).lower()
+        default = Scope.READ if request.method in SAFE_METHODS else Scope.WRITE
+        needed = getattr(view, "scopes", {}).get(name, default)
         request.actor = actor  # type: ignore[attr-defined] # read by common.rest.UseCaseViewSet.actor
-        return needed in actor.scopes or (needed == Scope.READ and Scope.WRITE in actor.scopes)
+        if not actor.holds(needed) and actor.tenant is not None and needed in (Scope.READ, Scope.WRITE):
+            raise Http404
+        return actor.holds(needed)
 
 
 def request_actor(request: Request) -> Actor:

@@ -21,15 +21,34 @@ def _token_id() -> str:
     return new_id("tok")
 
 
+def _invitation_id() -> str:
+    return new_id("inv")
+
+
 class Role(models.TextChoices):
-    OPERATOR = "operator"
-    VIEWER = "viewer"
+    OWNER = "owner", "owner"
+    OPERATOR = "operator", "operator"
+    VIEWER = "viewer", "viewer"
+    TENANT_ADMIN = "tenant_admin", "tenant admin"
+    TENANT_MEMBER = "tenant_member", "tenant member"
 
 
-ROLE_SCOPES: dict[str, frozenset[str]] = {
+TENANT_ROLES = (Role.TENANT_ADMIN.value, Role.TENANT_MEMBER.value)
+ROLE_SCOPES: dict[str, frozenset[Scope]] = {
+    Role.OWNER: frozenset({Scope.READ, Scope.WRITE, Scope.MEMBERS}),
     Role.OPERATOR: frozenset({Scope.READ, Scope.WRITE}),
     Role.VIEWER: frozenset({Scope.READ}),
+    Role.TENANT_ADMIN: frozenset({Scope.TENANT_READ, Scope.TENANT_WRITE}),
+    Role.TENANT_MEMBER: frozenset({Scope.TENANT_READ}),
 }
+
+
+def _role_fits_tenant(name: str) -> models.CheckConstraint:
+    """Roles of a tenant have one, all others none."""
+    of_tenant = models.Q(role__in=TENANT_ROLES)
+    return models.CheckConstraint(
+        condition=(of_tenant & models.Q(tenant__isnull=False)) | (~of_tenant & models.Q(tenant__isnull=True)), name=name
+    )
 
 
 class UserManager(BaseUserManager["User"]):
@@ -41,12 +60,15 @@ class UserManager(BaseUserManager["User"]):
 
 
 class User(AbstractBaseUser):
-    """An operator or viewer; the email signs in. ``must_change_password`` follows a one-time password."""
+    """A person; the email signs in. ``must_change_password`` follows a one-time password."""
 
     id = models.CharField(primary_key=True, max_length=40, default=_user_id, editable=False)
     email = models.EmailField(unique=True)
     name = models.TextField(blank=True, default="")
     role = models.CharField(max_length=16, choices=Role.choices, default=Role.VIEWER)
+    tenant = models.ForeignKey(
+        "tenants.Tenant", null=True, blank=True, on_delete=models.CASCADE, related_name="members"
+    )
     is_active = models.BooleanField(default=True)
     must_change_password = models.BooleanField(default=False)
     created_at = models.DateTimeField(auto_now_add=True)
@@ -60,18 +82,48 @@ class User(AbstractBaseUser):
         constraints = [
             models.UniqueConstraint(Lower("email"), name="user_email_once"),
             models.CheckConstraint(condition=models.Q(role__in=Role.values), name="user_role_known"),
+            _role_fits_tenant("user_role_fits_tenant"),
         ]
 
     @property
     def actor(self) -> Actor:
-        return Actor(kind="user", id=self.id, label=self.email, scopes=ROLE_SCOPES[self.role])
+        return Actor(kind="user", id=self.id, label=self.email, scopes=ROLE_SCOPES[self.role], tenant=self.tenant_id)
+
+
+class Invitation(models.Model):
+    """Opens one account for one email, once: by the link, or by signing in elsewhere under that verified email."""
+
+    id = models.CharField(primary_key=True, max_length=40, default=_invitation_id, editable=False)
+    email = models.EmailField()
+    role = models.CharField(max_length=16, choices=Role.choices)
+    tenant = models.ForeignKey(
+        "tenants.Tenant", null=True, blank=True, on_delete=models.CASCADE, related_name="invitations"
+    )
+    invited_by = models.TextField()
+    digest = models.CharField(max_length=64, unique=True)
+    expires_at = models.DateTimeField()
+    accepted_at = models.DateTimeField(null=True, blank=True)
+    revoked_at = models.DateTimeField(null=True, blank=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(condition=models.Q(role__in=Role.values), name="invitation_role_known"),
+            _role_fits_tenant("invitation_role_fits_tenant"),
+            # Of two invitations the second would be a surprise: the first is revoked before another is made.
+            models.UniqueConstraint(
+                Lower("email"),
+                condition=models.Q(accepted_at__isnull=True, revoked_at__isnull=True),
+                name="invitation_open_once",
+            ),
+        ]
 
 
 class OperatorToken(models.Model):
-    """An API token of an operator. It never gives more than its owner's role, and falls with the owner."""
+    """An API token of a person. It never gives more than its holder's role and tenant, and falls with the holder."""
 
     id = models.CharField(primary_key=True, max_length=40, default=_token_id, editable=False)
-    user = models.ForeignKey(User, on_delete=models.PROTECT, related_name="tokens")
+    user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="tokens")
     name = models.TextField()
     public_id = models.CharField(max_length=12, unique=True)
     digest = models.CharField(max_length=64, unique=True)
@@ -97,4 +149,5 @@ class OperatorToken(models.Model):
             id=self.id,
             label=f"{self.user.email} by token {self.name}",
             scopes=frozenset(self.scopes) & ROLE_SCOPES[self.user.role],
+            tenant=self.user.tenant_id,
         )

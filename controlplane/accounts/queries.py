@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from django.db.models import QuerySet
 
-from controlplane.accounts.models import OperatorToken, User
-from controlplane.common.actor import Actor, Scope
+from controlplane.accounts.models import OperatorToken, Role, User
+from controlplane.common.access import visible
+from controlplane.common.actor import Actor
 
 
 def tokens(*, actor: Actor) -> QuerySet[OperatorToken]:
-    """Tokens of everybody: an operator must be able to revoke what a colleague left behind."""
-    actor.require(Scope.READ)
-    return OperatorToken.objects.select_related("user").order_by("-id")
+    """Tokens of everybody, or of the own tenant's people: a colleague's must not outlive them."""
+    return visible(OperatorToken.objects.select_related("user"), actor=actor).order_by("-id")
 
 
 def first_operator() -> User | None:
-    """The longest-standing active operator."""
-    return User.objects.filter(role="operator", is_active=True).order_by("id").first()
+    """The longest-standing active owner, or without one operator."""
+    people = User.objects.filter(role__in=(Role.OWNER, Role.OPERATOR), is_active=True)
+    return people.order_by("-role", "id").first()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from controlplane.accounts.actions import issue_token
-from controlplane.accounts.models import OperatorToken
+from controlplane.accounts.models import OperatorToken, Role, User
 from controlplane.accounts.queries import first_operator
 from controlplane.common import secrets
 from controlplane.common.actor import Actor, Scope, system_actor
@@ -164,9 +164,10 @@ def _router(actor: Actor, held: str) -> tuple[str, str]:
 
 
 def _operator_token(actor: Actor, held: str) -> str:
-    live = OperatorToken.objects.filter(revoked_at__isnull=True, user__is_active=True, user__role="operator")
+    writers = User.objects.filter(is_active=True, role__in=(Role.OWNER, Role.OPERATOR))
+    live = OperatorToken.objects.filter(revoked_at__isnull=True, user__in=writers)
     if held and live.filter(digest=secrets.digest(held)).exists():
         return held
-    operator = first_operator()
-    assert operator is not None
-    return issue_token(actor=actor, user=operator, name="command line", scopes=[Scope.READ, Scope.WRITE])[1]
+    owner = first_operator()
+    assert owner is not None
+    return issue_token(actor=actor, user=owner, name="command line", scopes=[Scope.READ, Scope.WRITE])[1]

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from controlplane.audit.actions import record, save_change
+from controlplane.common.access import visible_tenant
 from controlplane.common.actor import Actor, Scope, system_actor
 from controlplane.common.clock import from_us, utc_now
 from controlplane.common.errors import Conflict, Invalid
@@ -161,13 +162,14 @@ class UnderWay:
 
 
 def under_way(*, actor: Actor) -> list[UnderWay]:
-    """Requests that wait or run longest, 20 of each pool and router, by the heartbeats of the last 15 seconds."""
-    actor.require(Scope.READ)
+    """Requests the actor may see that wait or run longest, of 20 of each pool and router, by the last heartbeats."""
+    tenant = visible_tenant("", actor=actor)
     found = [
         UnderWay(router=instance, pool=pool.pool, live=live, arrived_at=from_us(live.arrived_at_us))
         for instance, beat in live_heartbeats().items()
         for pool in beat.pools
         for live in pool.oldest
+        if tenant in ("", live.tenant)
     ]
     return sorted(found, key=lambda each: each.live.arrived_at_us)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from drf_spectacular.utils import OpenApiParameter, extend_schema, extend_schema_field, extend_schema_view
 from rest_framework import serializers
@@ -10,6 +10,7 @@ from rest_framework.decorators import action
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
+from controlplane.common.actor import Scope
 from controlplane.common.errors import Invalid
 from controlplane.common.rest import (
     IDEMPOTENCY_KEY,
@@ -128,6 +129,8 @@ class UnderWayListSerializer(serializers.Serializer[Any]):
 
 class UnderWayView(APIView):
     """Requests that wait or run, the oldest first; 20 of each pool and router."""
+
+    scopes: ClassVar[dict[str, Scope]] = {"get": Scope.TENANT_READ}
 
     @extend_schema(operation_id="requests_list", responses={200: UnderWayListSerializer, **PROBLEMS})
     def get(self, request: Any) -> Response:

@@ -9,7 +9,8 @@ import structlog
 from django.db.models import QuerySet
 
 from controlplane.audit.actions import save_change
-from controlplane.common.actor import Actor, Scope
+from controlplane.common.access import visible
+from controlplane.common.actor import Actor
 from controlplane.common.clock import from_us, utc_now
 from controlplane.common.use_case import use_case
 from controlplane.common.validation import checked_reason, lock_version, without_nul
@@ -66,8 +67,7 @@ def take_hazards(heartbeat: Heartbeat) -> int:
 
 def hazards(*, actor: Actor, is_open: bool | None = None, **given: str) -> QuerySet[Hazard]:
     """Hazards, newest first, narrowed by ``FILTERS``. ``is_open``: only those that nobody, or somebody, has seen to."""
-    actor.require(Scope.READ)
-    rows = Hazard.objects.order_by("-id")
+    rows = visible(Hazard.objects.order_by("-id"), actor=actor)
     if is_open is not None:
         rows = rows.filter(resolved_at__isnull=is_open)
     return rows.filter(**{name: without_nul(value) for name, value in given.items() if without_nul(value)})

@@ -8,6 +8,7 @@ import msgspec
 import structlog
 from django.db.models import Prefetch, QuerySet
 
+from controlplane.common.access import visible
 from controlplane.common.actor import Actor, Scope
 from controlplane.common.clock import utc_now
 from controlplane.common.valkey import UNAVAILABLE, valkey
@@ -32,10 +33,14 @@ def policy_pages() -> dict[str, PolicyPage]:
 
 def pools(*, actor: Actor) -> QuerySet[Pool]:
     """Pools with their names and backends."""
-    actor.require(Scope.READ)
-    return Pool.objects.prefetch_related(
-        "model_names", Prefetch("backends", Backend.objects.order_by("name"))
-    ).order_by("name")
+    rows = Pool.objects.prefetch_related("model_names", Prefetch("backends", Backend.objects.order_by("name")))
+    return visible(rows, actor=actor).order_by("name")
+
+
+def pool_names(*, actor: Actor) -> list[str]:
+    """What a key may name as its pool, for whoever may issue one."""
+    actor.require(Scope.TENANT_READ)
+    return list(Pool.objects.order_by("name").values_list("name", flat=True))
 
 
 def find_pool(reference: str) -> Pool | None:
@@ -51,16 +56,17 @@ def aliases(pool: Pool) -> list[str]:
 
 
 def backends(*, actor: Actor) -> QuerySet[Backend]:
-    actor.require(Scope.READ)
-    return Backend.objects.select_related("pool").order_by("pool__name", "name")
+    return visible(Backend.objects.select_related("pool"), actor=actor).order_by("pool__name", "name")
 
 
 def routers(*, actor: Actor) -> QuerySet[Router]:
     """Routers with the last seen state of their instances."""
-    actor.require(Scope.READ)
-    return Router.objects.prefetch_related(Prefetch("instances", RouterStatus.objects.order_by("instance"))).order_by(
-        "name"
-    )
+    return visible(_routers(), actor=actor)
+
+
+def _routers() -> QuerySet[Router]:
+    instances = Prefetch("instances", RouterStatus.objects.order_by("instance"))
+    return Router.objects.prefetch_related(instances).order_by("name")
 
 
 def live_instances(router: Router) -> list[RouterStatus]:
@@ -77,7 +83,8 @@ def n_live_routers() -> int:
 
 def router_address(*, actor: Actor) -> str | None:
     """Where a live router listens, as it says itself; None if none was heard of lately."""
-    instances = [i for router in routers(actor=actor) for i in live_instances(router)]
+    actor.require(Scope.TENANT_READ)
+    instances = [i for router in _routers() for i in live_instances(router)]
     return next((i.address for i in instances if i.address), None)
 
 

@@ -12,12 +12,13 @@ from typing_extensions import Unpack
 
 from controlplane.audit.actions import record, save_change
 from controlplane.common import secrets
-from controlplane.common.actor import Actor
+from controlplane.common.access import visible
+from controlplane.common.actor import Actor, Scope
 from controlplane.common.clock import utc_now
 from controlplane.common.errors import Conflict, Invalid
 from controlplane.common.limits import limit_fields, set_limits
 from controlplane.common.use_case import mark_config_changed, use_case
-from controlplane.common.validation import Checks, lock_version
+from controlplane.common.validation import Checks, lock_version, without_nul
 from controlplane.fleet.models import Pool
 from controlplane.fleet.queries import find_pool
 from controlplane.keys.models import ApiKey
@@ -83,7 +84,21 @@ def _resolve_tiers(
     return tiers, found[0] if found else None
 
 
-@use_case()
+def _check_within_tenant(checks: Checks, actor: Actor, tenant: Tenant, limits: Mapping[str, int | None]) -> None:
+    """A tenant's own people stay below its limits; the platform's may prepare for later."""
+    if actor.tenant is None:
+        return
+    for name, value in limits.items():
+        highest = getattr(tenant, name, None)
+        if value is not None and highest is not None and value > highest:
+            checks.add(f"limits.{name}", f"must be from 0 to the tenant's {highest:,}, not {value:,}")
+
+
+MAX_OWN_KEYS = 1_000
+"""Live keys up to which a tenant's own people may issue more: each is in every router's memory."""
+
+
+@use_case(scope=Scope.TENANT_WRITE)
 def issue_key(
     *,
     actor: Actor,
@@ -104,9 +119,11 @@ def issue_key(
         may_choose_tier: the header ``x-fairlane-tier`` is honoured.
         limits: beside the tenant's; by the names of ``LimitsRecord``, what is left out has no limit.
     """
-    tenant = Tenant.objects.filter(pk=tenant_id).first() if "\0" not in tenant_id else None
+    tenant = visible(Tenant.objects.all(), actor=actor).filter(pk=without_nul(tenant_id)).first()
     if tenant is None:
         raise Invalid({"tenant": f"no tenant {tenant_id!r}"})
+    if actor.tenant is not None and ApiKey.objects.filter(tenant=tenant, revoked_at=None).count() >= MAX_OWN_KEYS:
+        raise Conflict(f"the tenant has {MAX_OWN_KEYS:,} live keys; revoke some, or ask an operator")
     checks = Checks()
     name = checks.text("name", name, 200)
     pool = _resolve_pool(checks, default_pool)
@@ -115,6 +132,7 @@ def issue_key(
         checks.add("expires_at", "lies in the past")
     key = ApiKey(tenant=tenant, name=name, default_tier=chosen, may_choose_tier=may_choose_tier, expires_at=expires_at)
     set_limits(checks, key, limits or {})
+    _check_within_tenant(checks, actor, tenant, limits or {})
     checks.done()
     assert pool is not None
     text, key.public_id = generate_key()
@@ -134,12 +152,12 @@ def issue_key(
     return key, text
 
 
-@use_case()
+@use_case(scope=Scope.TENANT_WRITE)
 def update_key(
     *, actor: Actor, key_id: str, expected_version: int | None = None, **changes: Unpack[KeyChanges]
 ) -> ApiKey:
     """Change some fields of a live key; its text stays the same, and so do limits that are left out."""
-    rows = ApiKey.objects.select_related("tenant", "default_pool", "default_tier")
+    rows = visible(ApiKey.objects.select_related("tenant", "default_pool", "default_tier"), actor=actor)
     key = lock_version(rows, "key", key_id, expected_version)
     if key.revoked_at is not None:
         raise Conflict(f"key {key.public_id} is revoked")
@@ -153,6 +171,7 @@ def update_key(
     key.may_choose_tier = changes.get("may_choose_tier", key.may_choose_tier)
     key.expires_at = changes.get("expires_at", key.expires_at)
     set_limits(checks, key, changes.get("limits", {}))
+    _check_within_tenant(checks, actor, key.tenant, changes.get("limits", {}))
     checks.done()
     assert pool is not None
     key.default_pool, key.default_tier = pool, chosen
@@ -169,10 +188,10 @@ def update_key(
     return key
 
 
-@use_case()
+@use_case(scope=Scope.TENANT_WRITE)
 def revoke_key(*, actor: Actor, key_id: str, expected_version: int | None = None) -> ApiKey:
     """Revoke for good; routers refuse it within two seconds. Revoking again changes nothing."""
-    rows = ApiKey.objects.select_related("tenant", "default_pool", "default_tier")
+    rows = visible(ApiKey.objects.select_related("tenant", "default_pool", "default_tier"), actor=actor)
     key = lock_version(rows, "key", key_id, expected_version)
     if key.revoked_at is None:
         before = key_fields(key)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from drf_spectacular.utils import OpenApiParameter, extend_schema, extend_schema_view
 from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.response import Response
 
+from controlplane.common.actor import Scope
 from controlplane.common.rest import (
     IDEMPOTENCY_KEY,
     IF_MATCH,
@@ -77,6 +78,13 @@ class IssuedKeySerializer(KeySerializer):
 )
 class KeyViewSet(UseCaseViewSet):
     what = "key"
+    scopes: ClassVar[dict[str, Scope]] = {
+        "list": Scope.TENANT_READ,
+        "retrieve": Scope.TENANT_READ,
+        "create": Scope.TENANT_WRITE,
+        "partial_update": Scope.TENANT_WRITE,
+        "revoke": Scope.TENANT_WRITE,
+    }
     queryset = ApiKey.objects.none()
     serializer_class = KeySerializer
 

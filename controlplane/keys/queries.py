@@ -6,7 +6,8 @@ from collections import defaultdict
 
 from django.db.models import QuerySet
 
-from controlplane.common.actor import Actor, Scope
+from controlplane.common.access import visible
+from controlplane.common.actor import Actor
 from controlplane.common.clock import to_us
 from controlplane.common.limits import LIMITS, limits_record
 from controlplane.common.validation import without_nul
@@ -16,8 +17,8 @@ from router_ext.wire.controlplane import KeyRecord
 
 def keys(*, actor: Actor, tenant: str = "") -> QuerySet[ApiKey]:
     """Keys, revoked ones included, of one tenant if given."""
-    actor.require(Scope.READ)
     rows = ApiKey.objects.select_related("tenant", "default_pool", "default_tier").prefetch_related("tiers")
+    rows = visible(rows, actor=actor)
     if tenant := without_nul(tenant):
         rows = rows.filter(tenant_id=tenant)
     return rows.order_by("-id")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_view
 from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.response import Response
 
+from controlplane.common.actor import Scope
 from controlplane.common.rest import (
     IDEMPOTENCY_KEY,
     IF_MATCH,
@@ -94,6 +95,7 @@ _EXAMPLE = OpenApiExample(
 )
 class TenantViewSet(UseCaseViewSet):
     what = "tenant"
+    scopes: ClassVar[dict[str, Scope]] = {"list": Scope.TENANT_READ, "retrieve": Scope.TENANT_READ}
     queryset = Tenant.objects.none()
     serializer_class = TenantSerializer
 

@@ -7,22 +7,22 @@ from dataclasses import dataclass
 
 from django.db.models import QuerySet
 
-from controlplane.common.actor import Actor, Scope
+from controlplane.common.access import visible
+from controlplane.common.actor import Actor
 from controlplane.common.limits import LIMITS, limits_record
 from controlplane.tenants.models import Group, Tenant, TenantTier
 from router_ext.wire.controlplane import GroupRecord, TenantRecord
 
 
 def tenants(*, actor: Actor) -> QuerySet[Tenant]:
-    """All tenants with their tiers."""
-    actor.require(Scope.READ)
-    return Tenant.objects.select_related("default_tier", "group").prefetch_related("tiers").order_by("slug")
+    """Tenants with their tiers."""
+    rows = Tenant.objects.select_related("default_tier", "group").prefetch_related("tiers")
+    return visible(rows, actor=actor).order_by("slug")
 
 
 def groups(*, actor: Actor) -> QuerySet[Group]:
     """All fairness groups."""
-    actor.require(Scope.READ)
-    return Group.objects.order_by("name")
+    return visible(Group.objects.order_by("name"), actor=actor)
 
 
 def find_group(name: str) -> Group | None:

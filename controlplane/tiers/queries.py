@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from django.db.models import QuerySet
 
-from controlplane.common.actor import Actor, Scope
+from controlplane.common.access import visible
+from controlplane.common.actor import Actor
 from controlplane.tiers.models import Tier
 from router_ext.wire.controlplane import TierRecord
 
 
 def tiers(*, actor: Actor) -> QuerySet[Tier]:
-    actor.require(Scope.READ)
-    return Tier.objects.order_by("rank", "name")
+    return visible(Tier.objects.order_by("rank", "name"), actor=actor)
 
 
 def find_tiers(names: Sequence[str]) -> tuple[list[Tier], list[str]]:

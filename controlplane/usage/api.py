@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import date
-from typing import Any
+from typing import Any, ClassVar
 
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema
@@ -13,7 +13,7 @@ from rest_framework.renderers import JSONRenderer
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from controlplane.common.actor import Actor
+from controlplane.common.actor import Actor, Scope
 from controlplane.common.clock import utc_now
 from controlplane.common.errors import Invalid, NotFound
 from controlplane.common.rest import PROBLEMS, UseCaseViewSet
@@ -66,6 +66,8 @@ class QuotasSerializer(serializers.Serializer[Any]):
 class QuotaView(APIView):
     """What of its quotas was used, in the UTC day and month that run. Requests that still run are not counted."""
 
+    scopes: ClassVar[dict[str, Scope]] = {"get": Scope.TENANT_READ}
+
     def shown(self, actor: Actor, row: Any) -> Response:
         spans = {use.span: use for use in quota_use(actor=actor, row=row)}
         return Response(QuotasSerializer(spans).data)
@@ -97,6 +99,7 @@ class CsvRenderer(JSONRenderer):
 class UsageReportView(APIView):
     """Usage by tenant and UTC day (of arrival)."""
 
+    scopes: ClassVar[dict[str, Scope]] = {"get": Scope.TENANT_READ}
     renderer_classes = (JSONRenderer, CsvRenderer)
 
     @extend_schema(
@@ -225,6 +228,8 @@ _SHOWN = (
 
 class RequestView(APIView):
     """Why a request waited, and what became of it."""
+
+    scopes: ClassVar[dict[str, Scope]] = {"get": Scope.TENANT_READ}
 
     @extend_schema(operation_id="request_explained", responses={200: FoundRequestsSerializer, **PROBLEMS})
     def get(self, request: Any, request_id: str) -> Response:

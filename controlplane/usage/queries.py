@@ -11,7 +11,8 @@ from datetime import UTC, date, datetime, time, timedelta
 from django.db import connection
 from django.db.models import QuerySet
 
-from controlplane.common.actor import Actor, Scope
+from controlplane.common.access import visible, visible_tenant
+from controlplane.common.actor import Actor
 from controlplane.common.clock import from_us, utc_now
 from controlplane.common.errors import Invalid
 from controlplane.common.validation import without_nul
@@ -92,7 +93,7 @@ def usage_report(*, actor: Actor, from_day: date, to_day: date, tenant: str = ""
 
     Cost: one statement; reads the rollups of the span and the events of hours not yet rolled up.
     """
-    actor.require(Scope.READ)
+    tenant = visible_tenant(tenant, actor=actor)
     for name, day in (("from", from_day), ("to", to_day)):
         if not CALENDAR[0] <= day <= CALENDAR[1]:
             raise Invalid({name: f"must be a day from {CALENDAR[0]} to {CALENDAR[1]}, not {day}"})
@@ -103,7 +104,7 @@ def usage_report(*, actor: Actor, from_day: date, to_day: date, tenant: str = ""
     parameters: dict[str, datetime | str] = {
         "from": datetime.combine(from_day, time(), UTC),
         "to": datetime.combine(to_day, time(), UTC) + timedelta(days=1),
-        "tenant": without_nul(tenant),
+        "tenant": tenant,
     }
     with connection.cursor() as cursor:
         cursor.execute(_REPORT_SQL.format(tail=_TAIL_SQL), parameters)
@@ -145,8 +146,7 @@ def _ms(microseconds: float | None) -> float | None:
 
 def latest_events(*, actor: Actor, limit: int) -> list[UsageEvent]:
     """The newest events of the last two days, for live pages."""
-    actor.require(Scope.READ)
-    rows = UsageEvent.objects.filter(arrived_at__gte=utc_now() - timedelta(days=2))
+    rows = visible(UsageEvent.objects.filter(arrived_at__gte=utc_now() - timedelta(days=2)), actor=actor)
     return list(rows.order_by("-arrived_at", "-event")[:limit])
 
 
@@ -180,13 +180,13 @@ def explained_requests(*, actor: Actor, request_id: str) -> list[ExplainedReques
 
     Cost: one look into the index of every day, and one more for the explanations.
     """
-    actor.require(Scope.READ)
+    events = visible(UsageEvent.objects.all(), actor=actor)
     wanted_id = without_nul(request_id)
-    rows = list(UsageEvent.objects.filter(request=wanted_id).order_by("-arrived_at", "-event")[:MAX_SAME_ID])
+    rows = list(events.filter(request=wanted_id).order_by("-arrived_at", "-event")[:MAX_SAME_ID])
     match = _EVENT_ID.fullmatch(wanted_id)
     if match is not None:
         # The id says when its request arrived, and so in which day to look.
-        booked = UsageEvent.objects.filter(arrived_at=from_us(int(match[1], 16)), event=wanted_id)
+        booked = events.filter(arrived_at=from_us(int(match[1], 16)), event=wanted_id)
         rows += [row for row in booked if row.request != wanted_id]
     wanted = UsageExplanation.objects.filter(arrived_at__in=[row.arrived_at for row in rows])
     found = {(each.arrived_at, each.event): each for each in wanted}
@@ -194,8 +194,7 @@ def explained_requests(*, actor: Actor, request_id: str) -> list[ExplainedReques
 
 
 def quarantined(*, actor: Actor) -> QuerySet[QuarantinedEvent]:
-    actor.require(Scope.READ)
-    return QuarantinedEvent.objects.order_by("-received_at", "digest")
+    return visible(QuarantinedEvent.objects.order_by("-received_at", "digest"), actor=actor)
 
 
 def n_quarantined() -> int:

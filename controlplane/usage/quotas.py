@@ -43,7 +43,7 @@ class QuotaUse:
 
 def quota_use(*, actor: Actor, row: Limited) -> list[QuotaUse]:
     """The present day and month of a tenant or key. Requests that still run are not among what was used."""
-    actor.require(Scope.READ)
+    actor.require(Scope.TENANT_READ)
     today = utc_now().date()
     day_tokens, month_tokens = used(str(row.pk), today)
     midnight = datetime.combine(today, time(), UTC)

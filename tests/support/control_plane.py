@@ -54,13 +54,18 @@ _ranks = count(1)  # tiers are few; a rank has an upper limit
 PASSWORD = "correct horse battery staple"
 
 
-def make_user(*, role: str = Role.OPERATOR, email: str | None = None, password: str | None = None) -> User:
-    return User.objects.create_user(email or f"person{next(_numbers)}@example.test", password, role=role)
+def make_user(
+    *, role: str = Role.OPERATOR, email: str | None = None, password: str | None = None, tenant: str | None = None
+) -> User:
+    email = email or f"person{next(_numbers)}@example.test"
+    return User.objects.create_user(email, password, role=role, tenant_id=tenant)
 
 
-def signed_in(role: str) -> Client:
+def signed_in(role: str, tenant: str | None = None) -> Client:
     """A client with a session of a person who has chosen a password."""
-    user, one_time = account_actions.create_user(actor=system_actor("test"), email=f"{role}@example.org", role=role)
+    user, one_time = account_actions.create_user(
+        actor=system_actor("test"), email=f"{role}@example.org", role=role, tenant=tenant
+    )
     account_actions.change_password(actor=user.actor, user=user, old_password=one_time, new_password=PASSWORD)
     client = Client()
     answer = client.post(reverse("console:sign_in"), {"email": user.email, "password": PASSWORD})

@@ -29,6 +29,10 @@ get = models(("fleet", "0001_initial"), ("training", "0001_initial"), ("usage", 
 from controlplane.common.clock import to_us, utc_now
 from controlplane.usage.partitions import EVENTS, ensure_days
 now = utc_now().replace(minute=30, second=0, microsecond=0)
+migrate("accounts", "0002")
+people = models(("accounts", "0002_role_alone_decides"))("accounts", "User").objects
+for name, role in (("a", "operator"), ("b", "viewer"), ("c", "operator"), ("d", "operator")):
+    people.create(id=f"usr_{name}", email=f"{name}@example.test", role=role, is_active=name != "a")
 pool = get("fleet", "Pool").objects.create(id="pol_old", name="old/model")
 artifact = get("training", "Artifact").objects.create(id="art_old", kind="baseline", digest="d", body=b"old", n_bytes=3)
 dataset = get("training", "Dataset").objects.create(from_at=now - timedelta(days=28), to_at=now, n_rows=1, digest="x")
@@ -70,6 +74,9 @@ migrate()
 migrate("usage", "0005")
 migrate()
 call_command("makemigrations", "--check", "--dry-run", verbosity=0)
+from controlplane.accounts.models import User
+roles = dict(User.objects.order_by("id").values_list("id", "role"))
+assert roles == {"usr_a": "operator", "usr_b": "viewer", "usr_c": "owner", "usr_d": "operator"}, roles
 
 # --- the present code on what was there ---
 from controlplane.common.actor import system_actor

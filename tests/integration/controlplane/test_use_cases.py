@@ -10,7 +10,7 @@ import pytest
 from django.core.management import call_command
 from django.db import DatabaseError, IntegrityError, connection, transaction
 
-from controlplane.accounts.actions import change_password, create_user, update_user
+from controlplane.accounts.actions import change_password, create_user, remove_user, update_user
 from controlplane.accounts.models import Role, User
 from controlplane.audit.models import AuditEntry
 from controlplane.common.actor import Actor
@@ -27,7 +27,7 @@ from controlplane.tenants.models import Group, Tenant, TenantTier
 from controlplane.tiers.actions import delete_tier, update_tier
 from controlplane.tiers.models import Tier
 from router_ext.wire.controlplane import ConfigSnapshot, key_digest, parse_key, snapshot_digest
-from tests.support.control_plane import make_backend, make_group, make_key, make_pool, make_tenant, make_tier
+from tests.support.control_plane import make_backend, make_group, make_key, make_pool, make_tenant, make_tier, make_user
 
 pytestmark = pytest.mark.django_db
 
@@ -367,12 +367,16 @@ def test_a_one_time_password_must_be_replaced_by_its_owner(system: Actor, operat
     assert fresh not in text
 
 
-def test_the_last_operator_stays(system: Actor, operator: User, viewer: User) -> None:
+def test_the_last_owner_stays(system: Actor, viewer: User) -> None:
+    owner = make_user(role="owner")
     for change in ({"role": "viewer"}, {"is_active": False}):
         with pytest.raises(Conflict):
-            update_user(actor=system, user_id=operator.id, **change)
-    update_user(actor=system, user_id=viewer.id, role="operator")
-    assert update_user(actor=system, user_id=operator.id, is_active=False).is_active is False
+            update_user(actor=system, user_id=owner.id, **change)
+    with pytest.raises(Conflict):
+        remove_user(actor=system, user_id=owner.id)
+    update_user(actor=system, user_id=viewer.id, role="owner")
+    assert update_user(actor=system, user_id=owner.id, is_active=False).is_active is False
+    remove_user(actor=system, user_id=owner.id)
 
 
 def test_bootstrap_makes_keeps_and_resets_the_first_operator(capsys: pytest.CaptureFixture[str]) -> None:
