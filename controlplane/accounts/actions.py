@@ -82,9 +82,23 @@ def create_user(*, actor: Actor, email: str, role: str, name: str = "", tenant: 
     return user, password
 
 
-def _record(actor: Actor, action: str, user: User, **changes: Mapping[str, Any]) -> None:
-    tenant = user.tenant_id or ""
-    record(actor=actor, action=action, object_type="user", object_id=user.id, tenant=tenant, **changes)
+def _record(
+    actor: Actor,
+    action: str,
+    user: User,
+    *,
+    before: Mapping[str, Any] | None = None,
+    after: Mapping[str, Any] | None = None,
+) -> None:
+    record(
+        actor=actor,
+        action=action,
+        object_type="user",
+        object_id=user.id,
+        tenant=user.tenant_id or "",
+        before=before,
+        after=after,
+    )
 
 
 def _locked(actor: Actor, user_id: str) -> User:
