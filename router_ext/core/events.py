@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from router_ext.core.config import PoolConfig
 from router_ext.core.ids import BackendId, KeyId, RequestId, TenantId, TierName
-from router_ext.core.inheritance import Closing, Heir
+from router_ext.core.inheritance import Closing, Standing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +59,15 @@ class RequestSpec:
     stall_s: float = 0.0
     is_suspect: bool = False
     prompt_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heir:
+    """A request to take in: who it is, and where it stands."""
+
+    # Beside its type: compiled, a class looks for the types of its fields when it is made.
+    request: RequestSpec
+    standing: Standing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,6 @@ from router_ext.core.ids import BackendId, RequestId
 from router_ext.core.lifecycle import State
 
 if TYPE_CHECKING:
-    from router_ext.core.events import RequestSpec
     from router_ext.core.fleet import Fleet
     from router_ext.core.request import Request
 
@@ -72,14 +71,6 @@ class Closing:
     backend: BackendId
     tokens: int
     rest_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Heir:
-    """A request to take in: who it is, and where it stands."""
-
-    request: RequestSpec
-    standing: Standing
 
 
 def leave(requests: Iterable[Request], now: float) -> list[Standing]:

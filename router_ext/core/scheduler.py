@@ -34,6 +34,7 @@ from router_ext.core.events import (
     Event,
     Failed,
     Finished,
+    Heir,
     Inherited,
     Preempted,
     Progressed,
@@ -51,7 +52,7 @@ from router_ext.core.fairness.switch import build_policy
 from router_ext.core.fleet import Fleet
 from router_ext.core.ids import RequestId, TenantId
 from router_ext.core.in_line import InLine
-from router_ext.core.inheritance import Closing, Heir, Standing, closing, leave, take_over_marks
+from router_ext.core.inheritance import Closing, Standing, closing, leave, take_over_marks
 from router_ext.core.lifecycle import IllegalTransition, State, Trigger, advance
 from router_ext.core.limits import Limits
 from router_ext.core.queues import TierQueue, WaitingRoom

@@ -29,13 +29,14 @@ from router_ext.core.events import (
     BackendChanged,
     Cancelled,
     Event,
+    Heir,
     Progressed,
     Reconfigured,
     RequestSpec,
     TimerFired,
 )
 from router_ext.core.ids import BackendId, RequestId, TenantId
-from router_ext.core.inheritance import Closing, Heir
+from router_ext.core.inheritance import Closing
 from router_ext.core.scheduler import Scheduler
 from router_ext.core.slicing import room_tokens
 from router_ext.core.snapshot import PoolStats

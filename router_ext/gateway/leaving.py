@@ -19,6 +19,7 @@ from router_ext.core.events import (
     Event,
     Failed,
     Finished,
+    Heir,
     Preempted,
     Progressed,
     PromptMeasured,
@@ -26,7 +27,7 @@ from router_ext.core.events import (
     SliceEnded,
 )
 from router_ext.core.ids import BackendId, KeyId, RequestId, TenantId, TierName
-from router_ext.core.inheritance import Heir, Standing
+from router_ext.core.inheritance import Standing
 from router_ext.wire.handover import LeftRequest, Occurrence, Order
 
 

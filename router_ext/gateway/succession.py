@@ -23,9 +23,19 @@ from typing import Any
 from router_ext.backends.base import BackendRefused
 from router_ext.backends.pool import State
 from router_ext.core.actions import Dispatch, Expire, Preempt, Reject
-from router_ext.core.events import Arrived, Cancelled, Failed, Finished, Inherited, Preempted, RequestSpec, SliceEnded
+from router_ext.core.events import (
+    Arrived,
+    Cancelled,
+    Failed,
+    Finished,
+    Heir,
+    Inherited,
+    Preempted,
+    RequestSpec,
+    SliceEnded,
+)
 from router_ext.core.ids import BackendId, RequestId
-from router_ext.core.inheritance import Closing, Heir
+from router_ext.core.inheritance import Closing
 from router_ext.errors import FairlaneError
 from router_ext.gateway.engine import PoolEngine
 from router_ext.gateway.handover import HandoverFailed, Wire, is_same_user, reachable

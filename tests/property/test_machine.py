@@ -24,6 +24,7 @@ from router_ext.core.events import (
     Event,
     Failed,
     Finished,
+    Heir,
     Inherited,
     Preempted,
     Progressed,
@@ -36,7 +37,6 @@ from router_ext.core.events import (
 )
 from router_ext.core.fairness import POLICIES
 from router_ext.core.ids import BackendId, KeyId, RequestId, TenantId, TierName
-from router_ext.core.inheritance import Heir
 from router_ext.core.scheduler import Scheduler
 
 TENANTS = ["ten_a", "ten_b", "ten_c"]

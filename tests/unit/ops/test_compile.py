@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import fcntl
 import importlib.util
 import json
@@ -151,3 +152,35 @@ def test_a_digest_depends_on_every_byte_of_every_source(tmp_path: Path) -> None:
     assert len(seen) == len(compiled.sources()) + 1
     (tmp_path / "core" / "bounds.py").rename(tmp_path / "core" / "bounds2.py")
     assert compiled.digest(tmp_path) not in seen
+
+
+def _fields_of_late_types(source: str) -> list[str]:
+    """Class fields whose type is imported for the type checker only: machine code looks for it when it is loaded."""
+    tree = ast.parse(source)
+    late = {
+        name.asname or name.name
+        for block in tree.body
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+        for statement in block.body
+        if isinstance(statement, ast.ImportFrom)
+        for name in statement.names
+    }
+    return [
+        f"{each.name}.{ast.unparse(field.target)}"
+        for each in ast.walk(tree)
+        if isinstance(each, ast.ClassDef)
+        for field in each.body
+        if isinstance(field, ast.AnnAssign)
+        and late & {name.id for name in ast.walk(field.annotation) if isinstance(name, ast.Name)}
+    ]
+
+
+@pytest.mark.parametrize("source", compiled.sources(), ids=lambda source: source.stem)
+def test_no_class_of_the_core_is_built_of_a_type_that_is_not_there_yet(source: Path) -> None:
+    package = Path(compiled.__file__).parent
+    assert not _fields_of_late_types((package / source).read_text())
+
+
+def test_such_a_class_is_found() -> None:
+    late = "if TYPE_CHECKING:\n    from core.events import Spec\nclass Heir:\n    request: Spec | None\n    age: int\n"
+    assert _fields_of_late_types(late) == ["Heir.request"]
