@@ -45,6 +45,10 @@ app.conf.update(
             "schedule": 60.0,
             "options": {"expires": 55},
         },
+        "usage-coarsen-old": {
+            "task": "controlplane.usage.tasks.coarsen_old",
+            "schedule": crontab(hour=3, minute=7),
+        },
         "usage-make-partitions": {"task": "controlplane.usage.tasks.make_partitions", "schedule": 3_600.0},
         "usage-forget-old-samples": {"task": "controlplane.usage.tasks.forget_old_samples", "schedule": 1_800.0},
         "training-wake-jobs": {

@@ -24,7 +24,14 @@ from controlplane.training.api import (
     RunningView,
     SamplesView,
 )
-from controlplane.usage.api import KeyQuotaView, QuarantineViewSet, RequestView, TenantQuotaView, UsageReportView
+from controlplane.usage.api import (
+    KeyQuotaView,
+    QuarantineViewSet,
+    RequestView,
+    TenantQuotaView,
+    UsageExportView,
+    UsageReportView,
+)
 
 router = SimpleRouter(trailing_slash=False)
 router.register("tenants", TenantViewSet, basename="tenant")
@@ -60,6 +67,7 @@ urlpatterns = [
     path("predictor/samples", SamplesView.as_view(), name="predictor-samples"),
     path("tenants/<str:tenant_id>/quota", TenantQuotaView.as_view(), name="tenant-quota"),
     path("keys/<str:key_id>/quota", KeyQuotaView.as_view(), name="key-quota"),
+    path("usage/export", UsageExportView.as_view(), name="usage-export"),
     path("usage/report", UsageReportView.as_view(), name="usage-report"),
     path("", include(router.urls)),
     re_path(r"^.*$", not_found),

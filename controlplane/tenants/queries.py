@@ -40,6 +40,14 @@ def tenant_names() -> dict[str, str]:
     return dict(Tenant.objects.values_list("id", "name"))
 
 
+def tenant_zones() -> dict[str, list[str]]:
+    """Ids of tenants by time zone, of zones other than UTC."""
+    zones: dict[str, list[str]] = defaultdict(list)
+    for tenant, zone in Tenant.objects.exclude(timezone="UTC").values_list("id", "timezone"):
+        zones[zone].append(tenant)
+    return zones
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weighted:
     """What the live page says of a tenant. ``group_weight``: None if it competes for itself."""

@@ -7,7 +7,7 @@ from datetime import date
 from typing import Any, ClassVar
 
 from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import OpenApiParameter, extend_schema
+from drf_spectacular.utils import OpenApiParameter, extend_schema, inline_serializer
 from rest_framework import serializers
 from rest_framework.renderers import JSONRenderer
 from rest_framework.response import Response
@@ -18,34 +18,62 @@ from controlplane.common.clock import utc_now
 from controlplane.common.errors import Invalid, NotFound
 from controlplane.common.rest import PROBLEMS, UseCaseViewSet
 from controlplane.common.validation import get_or_not_found
+from controlplane.common.zones import find_zone
 from controlplane.keys.queries import keys
 from controlplane.tenants.queries import tenant_names, tenants
 from controlplane.usage import queries
 from controlplane.usage.models import QuarantinedEvent
 from controlplane.usage.quotas import quota_use
-from controlplane.usage.report_csv import csv_response
+from controlplane.usage.report import MAX_PAGE, Question, Report, first_day, usage_question, usage_report
+from controlplane.usage.report_export import export_response, row_fields
+from controlplane.usage.rollup import DIMENSIONS
 
 DEFAULT_DAYS = 31
 
 
 class ReportRowSerializer(serializers.Serializer[Any]):
-    day = serializers.DateField()
-    tenant = serializers.CharField()
+    """Sums of one step and group. What is not grouped by is empty."""
+
+    day = serializers.DateField(help_text="In the time zone of the report")
+    start = serializers.DateTimeField(help_text="Where its day or hour begins, with the offset of the time zone")
+    tenant = serializers.CharField(allow_blank=True)
     tenant_name = serializers.CharField(allow_blank=True)
+    key = serializers.CharField(allow_blank=True)
+    key_name = serializers.CharField(allow_blank=True)
+    pool = serializers.CharField(allow_blank=True)
+    pool_name = serializers.CharField(allow_blank=True)
+    model = serializers.CharField(allow_blank=True)
+    tier = serializers.CharField(allow_blank=True)
     requests = serializers.IntegerField()
+    completed = serializers.IntegerField()
     prompt_tokens = serializers.IntegerField()
     output_tokens = serializers.IntegerField()
+    recomputed_tokens = serializers.IntegerField()
+    resumed_tokens = serializers.IntegerField()
+    kv_token_ms = serializers.IntegerField(help_text="KV token-seconds, in thousandths")
     ttft_p50_ms = serializers.FloatField(allow_null=True)
     ttft_p95_ms = serializers.FloatField(allow_null=True)
 
 
 class ReportSerializer(serializers.Serializer[Any]):
+    """One page of rows; the sums are those of all pages."""
+
     from_day = serializers.DateField()
     to_day = serializers.DateField()
+    timezone = serializers.CharField()
+    group_by = serializers.ListField(child=serializers.CharField())
     requests = serializers.IntegerField()
+    completed = serializers.IntegerField()
     prompt_tokens = serializers.IntegerField()
     output_tokens = serializers.IntegerField()
+    recomputed_tokens = serializers.IntegerField()
+    resumed_tokens = serializers.IntegerField()
+    kv_token_ms = serializers.IntegerField()
+    is_coarse = serializers.BooleanField(
+        help_text="Some hours were kept as a whole only, and count in the day or hour in which they begin"
+    )
     rows = ReportRowSerializer(many=True)
+    next = serializers.CharField(allow_null=True, help_text="Value of `cursor` for the page after this one")
 
 
 class QuotaUseSerializer(serializers.Serializer[Any]):
@@ -96,8 +124,21 @@ class CsvRenderer(JSONRenderer):
     format = "csv"
 
 
+_REPORT_PARAMETERS = [
+    OpenApiParameter("from", OpenApiTypes.DATE, description="First day; default 30 days before `to`"),
+    OpenApiParameter("to", OpenApiTypes.DATE, description="Last day, included; default today"),
+    OpenApiParameter("tz", str, description="IANA name of the time zone of days and hours; default UTC"),
+    OpenApiParameter(
+        "group_by", str, description="Comma list of `day` or `hour` or neither, and any of `tenant`, `key`, `pool`, "
+        "`model`, `tier`; default `day,tenant`"
+    ),
+    *(OpenApiParameter(name, str, description=f"Only of this {name}") for name in DIMENSIONS),
+    OpenApiParameter("format", str, enum=["json", "csv"], description="Or `Accept: text/csv`"),
+]  # fmt: skip
+
+
 class UsageReportView(APIView):
-    """Usage by tenant and UTC day (of arrival)."""
+    """Usage by any grouping, by hour or day (of arrival) of any time zone."""
 
     scopes: ClassVar[dict[str, Scope]] = {"get": Scope.TENANT_READ}
     renderer_classes = (JSONRenderer, CsvRenderer)
@@ -105,10 +146,9 @@ class UsageReportView(APIView):
     @extend_schema(
         operation_id="usage_report",
         parameters=[
-            OpenApiParameter("from", OpenApiTypes.DATE, description="First day; default 30 days before `to`"),
-            OpenApiParameter("to", OpenApiTypes.DATE, description="Last day, included; default today (UTC)"),
-            OpenApiParameter("tenant", str, description="Id of one tenant"),
-            OpenApiParameter("format", str, enum=["json", "csv"], description="Or `Accept: text/csv`"),
+            *_REPORT_PARAMETERS,
+            OpenApiParameter("limit", int, description=f"Rows of a page, 1 to {MAX_PAGE:,}; default {MAX_PAGE:,}"),
+            OpenApiParameter("cursor", str, description="`next` of the page before"),
         ],
         responses={
             (200, "application/json"): ReportSerializer,
@@ -117,37 +157,71 @@ class UsageReportView(APIView):
         },
     )
     def get(self, request: Any) -> Any:
-        actor: Actor = request.actor
-        to_day = _day(request, "to", utc_now().date())
-        from_day = _day(request, "from", queries.first_day(to_day, n_days=DEFAULT_DAYS))
-        report = queries.usage_report(
-            actor=actor, from_day=from_day, to_day=to_day, tenant=request.query_params.get("tenant", "")
-        )
-        names = tenant_names()
+        """A page of the report as JSON, or all of it as CSV."""
+        question = asked(request)
         if _wants_csv(request):
-            return csv_response(report, names)
-        return Response(
-            {
-                "from_day": report.from_day,
-                "to_day": report.to_day,
-                "requests": report.requests,
-                "prompt_tokens": report.prompt_tokens,
-                "output_tokens": report.output_tokens,
-                "rows": [
-                    {
-                        "day": r.day,
-                        "tenant": r.tenant,
-                        "tenant_name": names.get(r.tenant, ""),
-                        "requests": r.requests,
-                        "prompt_tokens": r.prompt_tokens,
-                        "output_tokens": r.output_tokens,
-                        "ttft_p50_ms": r.ttft_p50_ms,
-                        "ttft_p95_ms": r.ttft_p95_ms,
-                    }
-                    for r in report.rows
-                ],
-            }
-        )
+            return export_response(question, "csv")
+        report = usage_report(question, limit=_limit(request), cursor=request.query_params.get("cursor", ""))
+        return Response(report_fields(report))
+
+
+class UsageExportView(APIView):
+    """All rows of a report, streamed."""
+
+    scopes: ClassVar[dict[str, Scope]] = {"get": Scope.TENANT_READ}
+    renderer_classes = (JSONRenderer, CsvRenderer)
+
+    @extend_schema(
+        operation_id="usage_export",
+        parameters=_REPORT_PARAMETERS,
+        responses={
+            (200, "application/json"): inline_serializer("Export", {"rows": ReportRowSerializer(many=True)}),
+            (200, "text/csv"): OpenApiTypes.STR,
+            **PROBLEMS,
+        },
+    )
+    def get(self, request: Any) -> Any:
+        """All rows of the report at once, as CSV or JSON; the connection stays open while they come."""
+        return export_response(asked(request), "csv" if _wants_csv(request) else "json")
+
+
+def report_fields(report: Report) -> dict[str, Any]:
+    """A page of a report as REST shows it."""
+    question = report.question
+    return {
+        "from_day": question.from_day,
+        "to_day": question.to_day,
+        "timezone": question.zone.key,
+        "group_by": [name for name in (question.step, *question.by) if name],
+        **report.totals,
+        "is_coarse": report.is_coarse,
+        "rows": [row_fields(row) for row in report.rows],
+        "next": report.next_cursor,
+    }
+
+
+def asked(request: Any) -> Question:
+    """What the parameters of a request ask for."""
+    given = request.query_params
+    timezone = given.get("tz", "UTC")
+    today = utc_now().astimezone(find_zone(timezone)).date()
+    to_day = _day(request, "to", today)
+    group_by = given.get("group_by", "day,tenant")
+    return usage_question(
+        actor=request.actor,
+        from_day=_day(request, "from", first_day(to_day, n_days=DEFAULT_DAYS)),
+        to_day=to_day,
+        timezone=timezone,
+        group_by=[name.strip() for name in group_by.split(",") if name.strip()],
+        filters={name: given.get(name, "") for name in DIMENSIONS},
+    )
+
+
+def _limit(request: Any) -> int:
+    text = request.query_params.get("limit", str(MAX_PAGE))
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= MAX_PAGE):
+        raise Invalid({"limit": f"a whole number from 1 to {MAX_PAGE}, not {text[:20]!r}"})
+    return int(text)
 
 
 def _day(request: Any, name: str, default: date) -> date:

@@ -23,12 +23,14 @@ from controlplane.keys.actions import note_used
 from controlplane.usage import samples, totals
 from controlplane.usage.models import QuarantinedEvent
 from controlplane.usage.partitions import ensure_days
+from controlplane.usage.rollup import QUARTER_SQL
 from router_ext.wire.controlplane import MomentRecord, ReasonRecord, UsageAck, UsageEvent
 from router_ext.wire.decoding import NotDecoded
 
 logger = structlog.get_logger(__name__)
 
-MAX_AGE = timedelta(days=400)
+MAX_AGE = timedelta(days=90)
+"""As long as events are kept: what comes later can no longer be told from what was booked."""
 MAX_AHEAD = timedelta(days=1)
 EXPLAINED_WAIT_US = 1_000_000
 """Explanations are kept for requests that waited longer than this, were preempted or did not complete."""
@@ -221,7 +223,7 @@ def _row(event: UsageEvent) -> tuple[Any, ...]:
 def _book(
     ordered: Sequence[tuple[UsageEvent, tuple[Any, ...]]], unreadable_predictions: Set[tuple[int, str]], *, router: str
 ) -> list[totals.Arrived]:
-    """Insert rows in key order; returns the events that were new. Marks the hours that changed."""
+    """Insert rows in key order; returns the events that were new. Marks the quarters and hours that changed."""
     with connection.cursor() as cursor:
         cursor.execute(
             "CREATE TEMPORARY TABLE IF NOT EXISTS usage_incoming (LIKE usage_event INCLUDING DEFAULTS) "
@@ -237,9 +239,17 @@ def _book(
             WITH booked AS (
                 INSERT INTO usage_event ({_LIST}) SELECT {_LIST} FROM usage_incoming ORDER BY arrived_at, event
                 ON CONFLICT DO NOTHING RETURNING arrived_at, event
-            ), marked AS (
+            ), quarters AS (
+                SELECT DISTINCT {QUARTER_SQL.format(at="arrived_at")} AS quarter FROM booked
+            ), hours AS (
                 INSERT INTO usage_touched_hour (hour)
-                SELECT DISTINCT date_trunc('hour', arrived_at, 'UTC') FROM booked
+                SELECT DISTINCT date_trunc('hour', quarter, 'UTC') FROM quarters RETURNING hour
+            ), marked AS (
+                INSERT INTO usage_touched_quarter (quarter)
+                SELECT quarter FROM quarters
+                UNION
+                SELECT hour + n * interval '15 minutes' FROM hours CROSS JOIN generate_series(0, 3) AS n
+                WHERE EXISTS (SELECT FROM usage_quarter WHERE at = hour AND minutes = 60)
             )
             SELECT arrived_at, event FROM booked
             """

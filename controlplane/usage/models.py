@@ -1,7 +1,7 @@
-"""The books: one row per request, hourly rollups, and what could not be booked.
+"""The books: one row per request, rollups by quarter of an hour, and what could not be booked.
 
 ``usage_event``, ``usage_prediction`` and ``predictor_sample`` are partitioned by day of arrival and written by COPY
-alone (``usage.ingest``), so their tables are made in a migration and Django only reads them.
+alone (``usage.ingest``), ``usage_quarter`` by month (``usage.rollup``): their tables are made in migrations.
 """
 
 from __future__ import annotations
@@ -84,10 +84,17 @@ class QuarantinedEvent(models.Model):
         db_table = "usage_quarantine"
 
 
-class UsageHour(models.Model):
-    """Sums of one UTC hour of arrival. ``ttft_buckets`` and ``ttft_counts``: a sparse histogram."""
+class UsageQuarter(models.Model):
+    """Sums over the requests that arrived within ``minutes`` (15 or 60) from ``at``, a full quarter of an hour UTC.
 
-    hour = models.DateTimeField()
+    Partitioned by month. 60: of a whole hour, all in the row of its first quarter; only where nothing finer was kept.
+    ``kv_token_ms``: token-seconds of KV in thousandths, each request's rounded. ``ttft_buckets`` and ``ttft_counts``:
+    a sparse histogram (``usage.histogram``).
+    """
+
+    pk = models.CompositePrimaryKey("at", "tenant", "key", "pool", "model", "tier")
+    at = models.DateTimeField()
+    minutes = models.SmallIntegerField()
     tenant = models.TextField()
     key = models.TextField()
     pool = models.TextField()
@@ -98,14 +105,14 @@ class UsageHour(models.Model):
     prompt_tokens = models.BigIntegerField()
     output_tokens = models.BigIntegerField()
     recomputed_tokens = models.BigIntegerField()
+    resumed_tokens = models.BigIntegerField()
+    kv_token_ms = models.BigIntegerField()
     ttft_buckets = ArrayField(models.IntegerField())
     ttft_counts = ArrayField(models.BigIntegerField())
 
     class Meta:
-        db_table = "usage_hour"
-        constraints = [
-            models.UniqueConstraint(fields=["hour", "tenant", "key", "pool", "model", "tier"], name="usage_hour_once")
-        ]
+        managed = False
+        db_table = "usage_quarter"
 
 
 class UsageTotal(models.Model):
@@ -241,12 +248,22 @@ class RolledUp(models.Model):
         db_table = "predictor_rolled_up"
 
 
-class TouchedHour(models.Model):
-    """A mark that events of ``hour`` were booked after its rollup. One row per batch and hour, never updated.
+class TouchedQuarter(models.Model):
+    """A mark that events of ``quarter`` were booked after its rollup. One row per batch and quarter, never updated.
 
     Appending needs no lock, a rollup deletes the marks it can see before it reads, and a mark committed later stays:
-    so an hour without marks equals its events, and the report computes all others from the events themselves.
+    so a quarter without marks equals its events, and the report computes all others from the events themselves. Where a
+    row covers a whole hour, all four quarters are marked together.
     """
+
+    quarter = models.DateTimeField(db_index=True)
+
+    class Meta:
+        db_table = "usage_touched_quarter"
+
+
+class TouchedHour(models.Model):
+    """As ``TouchedQuarter``, of the hours of ``usage.accuracy``."""
 
     hour = models.DateTimeField(db_index=True)
 

@@ -1,4 +1,7 @@
-"""Partitions, one per UTC day of arrival, of the tables that grow with every request; made when they are needed."""
+"""Partitions of the tables that grow with every request, one per UTC day, of the rollups one per UTC month.
+
+They are made when they are needed, and dropped as a whole.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,22 @@ import structlog
 from django.db import OperationalError, connection, transaction
 
 from controlplane.common.clock import utc_now
+from controlplane.common.zones import next_month
+from controlplane.usage.models import TouchedQuarter
 
 logger = structlog.get_logger(__name__)
 
 _LOCK = 0x66_6C_02
 AHEAD_DAYS = 3
 EVENTS = "usage_event"
+QUARTERS = "usage_quarter"
 PREDICTIONS = "usage_prediction"
 SAMPLES = "predictor_sample"
-KEPT_DAYS = {PREDICTIONS: 28, SAMPLES: 28}
-"""Days, today not counted, for which a table is kept; the books themselves are kept for good. Ingestion leaves out
-what is older, so that a day which is dropped here is not made again."""
+KEPT_DAYS = {PREDICTIONS: 28, SAMPLES: 28, EVENTS: 91}
+"""Days, today not counted, for which a table is kept. Ingestion leaves out what is older, so that a day which is
+dropped here is not made again; events it books for 90 days, so that none is under way to a day that goes."""
+KEPT_MONTHS = 25
+"""Months of rollups, the present one not counted."""
 
 # Days known to exist, by database (tests use several) and table.
 _known: set[tuple[str, str, date]] = set()
@@ -28,7 +36,14 @@ _known_guard = threading.Lock()
 
 
 def partition_name(day: date, parent: str = EVENTS) -> str:
-    return f"{parent}_{day:%Y%m%d}"
+    return f"{parent}_{day:%Y%m}" if parent == QUARTERS else f"{parent}_{day:%Y%m%d}"
+
+
+def oldest_month(*, now: datetime | None = None) -> date:
+    """The first day of the oldest month whose rollups are kept."""
+    today = (now or utc_now()).date()
+    years, month = divmod(today.year * 12 + today.month - 1 - KEPT_MONTHS, 12)
+    return date(years, month + 1, 1)
 
 
 def oldest_day(parent: str, *, now: datetime | None = None) -> date:
@@ -43,7 +58,7 @@ def ensure_days(days: Iterable[date], parent: str = EVENTS) -> None:
     ``CREATE TABLE .. PARTITION OF`` would.
     """
     database = str(connection.settings_dict["NAME"])
-    for day in sorted(set(days)):
+    for day in sorted({day.replace(day=1) for day in days} if parent == QUARTERS else set(days)):
         if (database, parent, day) not in _known:
             _make(parent, day)
             if not connection.in_atomic_block:
@@ -54,7 +69,8 @@ def ensure_days(days: Iterable[date], parent: str = EVENTS) -> None:
 def _make(parent: str, day: date) -> None:
     name = partition_name(day, parent)
     start = datetime(day.year, day.month, day.day, tzinfo=UTC)
-    bounds = [start.isoformat(), (start + timedelta(days=1)).isoformat()]
+    column, after = ("at", next_month(day)) if parent == QUARTERS else ("arrived_at", day + timedelta(days=1))
+    bounds = [start.isoformat(), datetime(after.year, after.month, after.day, tzinfo=UTC).isoformat()]
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
         cursor.execute("SELECT to_regclass(%s)", [name])
@@ -66,7 +82,7 @@ def _make(parent: str, day: date) -> None:
         )
         cursor.execute(
             f"ALTER TABLE {name} ADD CONSTRAINT {name}_day "
-            f"CHECK (arrived_at >= '{bounds[0]}' AND arrived_at < '{bounds[1]}')"
+            f"CHECK ({column} >= '{bounds[0]}' AND {column} < '{bounds[1]}')"
         )
         cursor.execute(
             f"ALTER TABLE {parent} ATTACH PARTITION {name} FOR VALUES FROM ('{bounds[0]}') TO ('{bounds[1]}')"
@@ -79,19 +95,23 @@ def ensure_ahead() -> None:
     today = utc_now().date()
     for parent in (EVENTS, PREDICTIONS, SAMPLES):
         ensure_days((today + timedelta(days=n) for n in range(AHEAD_DAYS + 1)), parent)
+    ensure_days([today, next_month(today)], QUARTERS)
 
 
 def drop_old_days(*, now: datetime | None = None) -> list[str]:
     """Drop the days that are no longer kept; returns their tables. A busy table is tried again at the next call.
 
-    A day past the limit may still be read by a job that began before; dropping waits for it only a moment, because
+    A table past its limit may still be read by a job that began before; dropping waits for it only a moment, because
     whoever comes after waits behind it.
     """
     dropped = []
-    for parent in KEPT_DAYS:
-        last = partition_name(oldest_day(parent, now=now), parent)
+    oldest = {parent: oldest_day(parent, now=now) for parent in KEPT_DAYS} | {QUARTERS: oldest_month(now=now)}
+    # Days of events that their rollups do not hold yet, for whatever reason, stay until they do.
+    unrolled = {partition_name(each.date()) for each in TouchedQuarter.objects.values_list("quarter", flat=True)}
+    for parent, first in oldest.items():
+        last = partition_name(first, parent)
         for name in sorted(_partitions(parent)):
-            if name < last:
+            if name < last and name not in unrolled:
                 try:
                     with transaction.atomic(), connection.cursor() as cursor:
                         cursor.execute("SET LOCAL lock_timeout = '2s'")

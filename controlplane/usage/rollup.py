@@ -1,4 +1,4 @@
-"""Rollups: exact re-computation of the hours whose events changed, and of minutes of the hours still running."""
+"""Rollups: exact re-computation of the quarters of an hour whose events changed, and the figures of accuracy."""
 
 from __future__ import annotations
 
@@ -8,41 +8,62 @@ import structlog
 from django.db import connection, transaction
 
 from controlplane.common.clock import utc_now
+from controlplane.common.zones import QUARTER
 from controlplane.usage.accuracy import ACCURACY, HOUR, roll_up_accuracy, roll_up_minute
 from controlplane.usage.histogram import BUCKET_SQL
-from controlplane.usage.models import RolledUp, TouchedHour, TouchedMinute, UsageHour
+from controlplane.usage.models import RolledUp, TouchedHour, TouchedMinute, TouchedQuarter, UsageQuarter
+from controlplane.usage.partitions import QUARTERS, ensure_days
 
 logger = structlog.get_logger(__name__)
 
 _LOCK = 0x66_6C_03
 _MINUTES_LOCK = 0x66_6C_04
 SETTLE = timedelta(minutes=2)
-"""An hour is rolled up this long after its end; what arrives later marks it again."""
+"""A quarter or hour is rolled up this long after its end; what arrives later marks it again."""
+MOST = 9 * 10**18
+"""Where a sum stops, so that no event, however damaged its numbers, keeps others from being counted."""
 
+DIMENSIONS = ("tenant", "key", "pool", "model", "tier")
+SUMS = (
+    "requests", "completed", "prompt_tokens", "output_tokens", "recomputed_tokens", "resumed_tokens", "kv_token_ms",
+)  # fmt: skip
+COLUMNS = ("at", "minutes", *DIMENSIONS, *SUMS, "ttft_buckets", "ttft_counts")
+
+QUARTER_SQL = "date_bin('15 minutes', {at}, TIMESTAMPTZ '2000-01-01 00:00:00+00')"
+"""The quarter of an hour in which an instant lies."""
 TTFT_US_SQL = "round(extract(epoch FROM (first_token_at - arrived_at)) * 1000000)::bigint"
 
+_DIMENSIONS = ", ".join(DIMENSIONS)
+_LIMITED = ", ".join(f"least(sum({name}), {MOST})::bigint AS {name}" for name in SUMS)
 ROLLUP_SQL = f"""
     WITH slice AS (
-        SELECT date_trunc('hour', arrived_at, 'UTC') AS hour, tenant, key, pool, model, tier, outcome,
-               prompt_tokens, output_tokens, recomputed_tokens,
+        SELECT {QUARTER_SQL.format(at="arrived_at")} AS at, {_DIMENSIONS}, outcome,
+               prompt_tokens, output_tokens, recomputed_tokens, resumed_prefill_tokens,
+               least(round(kv_token_seconds * 1000), 1e18)::bigint AS kv_token_ms,
                CASE WHEN first_token_at IS NOT NULL
                     THEN {BUCKET_SQL.format(us=TTFT_US_SQL)} END AS bucket
-        FROM usage_event WHERE arrived_at >= %(from)s AND arrived_at < %(to)s
+        FROM usage_event WHERE arrived_at >= %(from)s AND arrived_at < %(to)s {{where}}
     ), by_bucket AS (
-        SELECT hour, tenant, key, pool, model, tier, bucket, count(*) AS n,
+        SELECT at, {_DIMENSIONS}, bucket, count(*) AS requests,
                count(*) FILTER (WHERE outcome = 'completed') AS completed,
                sum(prompt_tokens) AS prompt_tokens, sum(output_tokens) AS output_tokens,
-               sum(recomputed_tokens) AS recomputed_tokens
-        FROM slice GROUP BY hour, tenant, key, pool, model, tier, bucket
+               sum(recomputed_tokens) AS recomputed_tokens, sum(resumed_prefill_tokens) AS resumed_tokens,
+               sum(kv_token_ms) AS kv_token_ms
+        FROM slice GROUP BY at, {_DIMENSIONS}, bucket
     )
-    SELECT hour, tenant, key, pool, model, tier, sum(n)::bigint AS requests, sum(completed)::bigint AS completed,
-           sum(prompt_tokens)::bigint AS prompt_tokens, sum(output_tokens)::bigint AS output_tokens,
-           sum(recomputed_tokens)::bigint AS recomputed_tokens,
-           coalesce(array_agg(bucket ORDER BY bucket) FILTER (WHERE bucket IS NOT NULL), '{{}}') AS ttft_buckets,
-           coalesce(array_agg(n ORDER BY bucket) FILTER (WHERE bucket IS NOT NULL), '{{}}') AS ttft_counts
-    FROM by_bucket GROUP BY hour, tenant, key, pool, model, tier
+    SELECT at, 15 AS minutes, {_DIMENSIONS}, {_LIMITED},
+           coalesce(array_agg(bucket ORDER BY bucket) FILTER (WHERE bucket IS NOT NULL), '{{{{}}}}') AS ttft_buckets,
+           coalesce(array_agg(requests ORDER BY bucket) FILTER (WHERE bucket IS NOT NULL), '{{{{}}}}') AS ttft_counts
+    FROM by_bucket GROUP BY at, {_DIMENSIONS}
 """
-"""Rows of ``usage_hour`` computed from events; parameters ``from`` and ``to``. The report's tail uses it as well."""
+"""Rows of ``usage_quarter`` computed from events; parameters ``from`` and ``to``, ``{where}`` for more conditions. The
+report uses it for quarters that are not rolled up."""
+_INSERT_SQL = f"INSERT INTO usage_quarter ({', '.join(COLUMNS)}) {ROLLUP_SQL.format(where='')}"
+
+
+def quarter_of(instant: datetime) -> datetime:
+    """The begin of its quarter of an hour."""
+    return instant.replace(minute=instant.minute // 15 * 15, second=0, microsecond=0)
 
 
 def _latest_finished(now: datetime) -> datetime:
@@ -51,33 +72,44 @@ def _latest_finished(now: datetime) -> datetime:
 
 
 def roll_up_finished(*, now: datetime | None = None, limit: int = 1_000) -> int:
-    """Roll up every touched hour that has ended; returns how many."""
-    latest = _latest_finished(now or utc_now())
-    hours = TouchedHour.objects.filter(hour__lte=latest).order_by("hour").values_list("hour", flat=True).distinct()
-    n_hours = 0
-    for hour in list(hours[:limit]):
+    """Roll up every touched quarter, and for accuracy every touched hour, that has ended.
+
+    Returns:
+        How many quarters.
+    """
+    instant = now or utc_now()
+    latest = quarter_of(instant - SETTLE) - QUARTER
+    touched = TouchedQuarter.objects.filter(quarter__lte=latest).order_by("quarter")
+    quarters = list(touched.values_list("quarter", flat=True).distinct()[:limit])
+    for quarter in quarters:
+        roll_up_quarter(quarter)
+    hours = TouchedHour.objects.filter(hour__lte=_latest_finished(instant)).order_by("hour")
+    for hour in list(hours.values_list("hour", flat=True).distinct()[:limit]):
         roll_up_hour(hour)
-        n_hours += 1
-    if n_hours:
-        logger.info("usage.rolled_up", hours=n_hours)
-    return n_hours
+    if quarters:
+        logger.info("usage.rolled_up", quarters=len(quarters))
+    return len(quarters)
+
+
+def roll_up_quarter(at: datetime) -> None:
+    """Replace the rollups of one quarter of an hour by what its events say.
+
+    The marks that are visible go first, the events are read afterwards: a batch that commits in between leaves its
+    own mark behind, so that the quarter counts as touched until it is computed again.
+    """
+    ensure_days([at.date()], QUARTERS)
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
+        TouchedQuarter.objects.filter(quarter=at).delete()
+        UsageQuarter.objects.filter(at=at).delete()
+        cursor.execute(_INSERT_SQL, {"from": at, "to": at + QUARTER})
 
 
 def roll_up_hour(hour: datetime) -> None:
-    """Replace the rollups of one hour, usage and accuracy, by what its events say.
-
-    The marks that are visible go first, the events are read afterwards: a batch that commits in between leaves its
-    own mark behind, so that the hour counts as touched until it is computed again.
-    """
+    """Replace the figures of accuracy of one hour; marks as of ``roll_up_quarter``."""
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
         TouchedHour.objects.filter(hour=hour).delete()
-        UsageHour.objects.filter(hour=hour).delete()
-        cursor.execute(
-            "INSERT INTO usage_hour (hour, tenant, key, pool, model, tier, requests, completed, prompt_tokens, "
-            f"output_tokens, recomputed_tokens, ttft_buckets, ttft_counts) {ROLLUP_SQL}",
-            {"from": hour, "to": hour + timedelta(hours=1)},
-        )
         roll_up_accuracy(hour)
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from celery import shared_task
 
+from controlplane.usage.coarsening import coarsen
 from controlplane.usage.partitions import ensure_ahead
 from controlplane.usage.rollup import roll_up_finished, roll_up_running
 from controlplane.usage.samples import count_recent_samples, forget_old
@@ -25,6 +26,11 @@ def roll_up_minutes() -> None:
 @shared_task
 def make_partitions() -> None:
     ensure_ahead()
+
+
+@shared_task
+def coarsen_old() -> None:
+    coarsen()
 
 
 @shared_task

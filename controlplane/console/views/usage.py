@@ -1,9 +1,9 @@
-"""The usage report, as page and as CSV of the same rows."""
+"""The usage report, as page and as exports of the same rows."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from datetime import date, timedelta
+from datetime import date
+from typing import Any
 
 from django import forms
 from django.http import HttpRequest, HttpResponseBase
@@ -13,36 +13,77 @@ from django.views.decorators.http import require_safe
 
 from controlplane.common.clock import utc_now
 from controlplane.common.errors import Invalid
+from controlplane.common.zones import find_zone
 from controlplane.console import charts
 from controlplane.console.frame import actor_of, signed_in
-from controlplane.tenants.queries import tenant_names
 from controlplane.usage import queries
-from controlplane.usage.report_csv import csv_response
+from controlplane.usage.report import (
+    STEPS,
+    Question,
+    Report,
+    Row,
+    first_day,
+    largest_tenants,
+    usage_question,
+    usage_report,
+)
+from controlplane.usage.report_export import export_response
+from controlplane.usage.rollup import DIMENSIONS
 
 DEFAULT_DAYS = 7
-SHOWN_ROWS = 2_000
-"""Rows on the page; the sums and the CSV hold all of them."""
+DEFAULT_GROUP = ("day", "tenant")
+SHOWN_ROWS = 200
+"""Rows on a page; the sums and the exports hold all of them."""
+LABELS = {"tenant": "Tenant", "key": "Key", "pool": "Pool", "model": "Model", "tier": "Tier"}
 
 
-class SpanForm(forms.Form):
+class ReportForm(forms.Form):
     from_day = forms.DateField(label="From", required=False, widget=forms.DateInput(attrs={"type": "date"}))
     to_day = forms.DateField(label="To", required=False, widget=forms.DateInput(attrs={"type": "date"}))
-    tenant = forms.CharField(required=False, widget=forms.HiddenInput)
+    tz = forms.CharField(label="Time zone", required=False, max_length=64)
+    group_by = forms.MultipleChoiceField(
+        label="Grouped by",
+        required=False,
+        choices=[(name, name) for name in (*STEPS, *DIMENSIONS)],
+        widget=forms.CheckboxSelectMultiple,
+    )
+    tenant = forms.CharField(label="Only tenant", required=False)
+    key = forms.CharField(label="Only key", required=False)
+    pool = forms.CharField(label="Only pool", required=False)
+    model = forms.CharField(label="Only model", required=False)
+    tier = forms.CharField(label="Only tier", required=False)
 
 
-def _report(request: HttpRequest) -> tuple[SpanForm, queries.Report]:
-    """The form with what was asked for, days that were left out filled in, and the report; empty if it was refused."""
-    today = utc_now().date()
-    to_day = request.GET.get("to_day") or today
-    from_day = request.GET.get("from_day") or queries.first_day(_as_day(to_day) or today, n_days=DEFAULT_DAYS)
-    form = SpanForm({"from_day": from_day, "to_day": to_day, "tenant": request.GET.get("tenant", "")})
+def _asked(request: HttpRequest) -> tuple[ReportForm, Question | None]:
+    """The form with what was asked for, what was left out filled in, and the question; None if it was refused."""
+    given = request.GET
+    timezone = given.get("tz") or "UTC"
+    today = utc_now().astimezone(find_zone(timezone)).date()
+    to_day = given.get("to_day") or today
+    form = ReportForm(
+        {
+            "from_day": given.get("from_day") or first_day(_as_day(to_day) or today, n_days=DEFAULT_DAYS),
+            "to_day": to_day,
+            "tz": timezone,
+            "group_by": given.getlist("group_by") or list(DEFAULT_GROUP),
+            **{name: given.get(name, "") for name in DIMENSIONS},
+        }
+    )
     if form.is_valid():
+        values = form.cleaned_data
         try:
-            return form, queries.usage_report(actor=actor_of(request), **form.cleaned_data)
+            return form, usage_question(
+                actor=actor_of(request),
+                from_day=values["from_day"],
+                to_day=values["to_day"],
+                timezone=values["tz"],
+                group_by=values["group_by"],
+                filters={name: values[name] for name in DIMENSIONS},
+            )
         except Invalid as problem:
             for name, texts in problem.fields.items():
-                form.add_error(f"{name}_day", texts)
-    return form, queries.Report(from_day=today, to_day=today, rows=[], requests=0, prompt_tokens=0, output_tokens=0)
+                form.add_error({"from": "from_day", "to": "to_day"}.get(name, name), texts)
+    return form, None
 
 
 def _as_day(value: date | str) -> date | None:
@@ -52,48 +93,77 @@ def _as_day(value: date | str) -> date | None:
         return None
 
 
-def _chart(report: queries.Report, names: dict[str, str]) -> str:
-    days = [report.from_day + timedelta(days=i) for i in range((report.to_day - report.from_day).days + 1)]
-    by_tenant: dict[str, dict[date, float]] = defaultdict(dict)
-    for row in report.rows:
-        by_tenant[row.tenant][row.day] = row.output_tokens
-    largest = sorted(by_tenant, key=lambda t: (-sum(by_tenant[t].values()), t))
-    shown, rest = largest[: charts.N_COLOURS - 1], largest[charts.N_COLOURS - 1 :]
-    series = [(names.get(t, t), [by_tenant[t].get(d, 0.0) for d in days]) for t in shown]
-    if rest:
-        series.append((f"{len(rest)} others", [sum(by_tenant[t].get(d, 0.0) for t in rest) for d in days]))
+def _chart(question: Question) -> str:
+    series = largest_tenants(question, charts.N_COLOURS - 1)
+    if not series or not question.step:
+        return ""
+    pattern = "%d %b" if question.step == "day" else "%d %b %H:%M"
     return charts.stacked_bars(
-        title="Output tokens by day and tenant", days=[d.strftime("%d %b") for d in days], series=series
+        title=f"Output tokens by {question.step} and tenant",
+        days=[at.astimezone(question.zone).strftime(pattern) for at in question.starts[:-1]],
+        series=[(f"{s.n_others} others" if s.n_others else s.name, s.values) for s in series],
     )
+
+
+def _query(question: Question, **more: str) -> str:
+    """The parameters of this report, for links to other forms of it."""
+    given: dict[str, Any] = {
+        "from_day": str(question.from_day),
+        "to_day": str(question.to_day),
+        "tz": question.zone.key,
+        "group_by": [name for name in (question.step, *question.by) if name],
+    }
+    return urlencode(given | dict(question.filters) | more, doseq=True)
+
+
+def _cells(question: Question, row: Row) -> list[dict[str, str]]:
+    """What a row is about: text and, where it can be narrowed to, the parameters that do so."""
+    cells = []
+    if question.step:
+        pattern = "%Y-%m-%d" if question.step == "day" else "%Y-%m-%d %H:%M %z"
+        cells.append({"text": row.start.strftime(pattern), "query": ""})
+    for name in question.by:
+        value = row.group[name]
+        cells.append({"text": row.names.get(name) or value or "–", "query": _query(question, **{name: value})})
+    return cells
 
 
 @require_safe
 @signed_in
 def report(request: HttpRequest) -> HttpResponseBase:
-    form, rows = _report(request)
-    names = tenant_names()
-    tenant = str(form.cleaned_data.get("tenant", ""))
-    context = {
-        "form": form,
-        "report": rows,
-        "rows": [{"row": r, "name": names.get(r.tenant, r.tenant)} for r in rows.rows[:SHOWN_ROWS]],
-        "n_rows": len(rows.rows),
-        "chart": _chart(rows, names) if rows.rows else "",
-        "tenant": tenant,
-        "tenant_name": names.get(tenant, tenant),
-        "csv_query": urlencode({"from_day": str(rows.from_day), "to_day": str(rows.to_day), "tenant": tenant}),
-        "n_quarantined": queries.n_quarantined(),
-    }
+    form, question = _asked(request)
+    context: dict[str, Any] = {"form": form, "n_quarantined": queries.n_quarantined()}
+    if question is not None:
+        try:
+            found = usage_report(question, limit=SHOWN_ROWS, cursor=request.GET.get("cursor", ""))
+        except Invalid as problem:
+            form.add_error(None, problem.message)
+        else:
+            context |= _shown(question, found)
     return render(request, "console/usage.html", context)
+
+
+def _shown(question: Question, found: Report) -> dict[str, Any]:
+    heads = [question.step.capitalize()] if question.step else []
+    return {
+        "report": found,
+        "heads": heads + [LABELS[name] for name in question.by],
+        "rows": [{"row": row, "cells": _cells(question, row)} for row in found.rows],
+        "chart": _chart(question),
+        "filters": dict(question.filters),
+        "query": _query(question),
+        "next_query": _query(question, cursor=found.next_cursor) if found.next_cursor else "",
+        "timezone": question.zone.key,
+    }
 
 
 @require_safe
 @signed_in
-def report_as_csv(request: HttpRequest) -> HttpResponseBase:
-    form, rows = _report(request)
-    if form.errors:
+def export(request: HttpRequest, kind: str) -> HttpResponseBase:
+    form, question = _asked(request)
+    if question is None:
         raise Invalid({field: [str(text) for text in texts] for field, texts in form.errors.items()})
-    return csv_response(rows, tenant_names())
+    return export_response(question, kind)
 
 
 @require_safe

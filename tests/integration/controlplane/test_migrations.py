@@ -70,7 +70,21 @@ with connection.cursor() as cursor:
             [*key, FEATURE_VERSION],
         )
 
+# --- as it was before quarters of an hour: rollups of hours, a recent one with its event and an old one without ---
+migrate("usage", "0007")
+old_hour = (now - timedelta(days=200)).replace(minute=0)
+recent_hour = now.replace(minute=0)
+Hour = models(("usage", "0007_totals"))("usage", "UsageHour")
+for hour, n in ((old_hour, 7), (recent_hour, 1)):
+    Hour.objects.create(
+        hour=hour, tenant="ten", key="key", pool="pol_old", model="m", tier="t", requests=n, completed=n,
+        prompt_tokens=n, output_tokens=5 * n, recomputed_tokens=0, ttft_buckets=[300], ttft_counts=[n],
+    )
+hours_before = sorted(Hour.objects.values_list("hour", "requests", "output_tokens", "ttft_buckets", "ttft_counts"))
+
 migrate()
+migrate("usage", "0007")
+hours_back = sorted(Hour.objects.values_list("hour", "requests", "output_tokens", "ttft_buckets", "ttft_counts"))
 migrate("usage", "0005")
 migrate()
 call_command("makemigrations", "--check", "--dry-run", verbosity=0)
@@ -86,10 +100,27 @@ from controlplane.training.models import Artifact, Job
 from controlplane.training.queries import sample_counts
 from controlplane.usage.accuracy import accuracy
 from controlplane.usage.ingest import decode_batch, ingest
-from controlplane.usage.models import UsageEvent, UsageTotal
-from controlplane.usage.rollup import roll_up_finished, roll_up_running
+from controlplane.usage.models import TouchedQuarter, UsageEvent, UsageQuarter, UsageTotal
+from controlplane.usage.report import usage_question, usage_report
+from controlplane.usage.rollup import roll_up_finished, roll_up_quarter, roll_up_running
 from tests.support.control_plane import predicted_event, usage_body
 actor = system_actor("test")
+
+def reported(timezone="UTC"):
+    question = usage_question(
+        actor=actor, from_day=old_hour.date() - timedelta(days=1), to_day=now.date() + timedelta(days=1),
+        timezone=timezone, group_by=("day",),
+    )
+    report = usage_report(question)
+    days = [(row.sums["requests"], row.sums["output_tokens"]) for row in report.rows]
+    return [days, report.totals["requests"], report.is_coarse]
+
+wide = [list(row) for row in UsageQuarter.objects.order_by("at").values_list("minutes", "requests")]
+reports = [reported(), reported("Asia/Kolkata")]
+for quarter in TouchedQuarter.objects.values_list("quarter", flat=True).distinct():
+    roll_up_quarter(quarter)
+refined = [list(row) for row in UsageQuarter.objects.order_by("at").values_list("minutes", "requests")]
+reports.append(reported())
 roll_up_running(now=now)
 span = {"actor": actor, "pool": "pol_old", "from_at": now - timedelta(hours=1), "to_at": now + timedelta(hours=1)}
 running = accuracy(**span).total["served"].n
@@ -99,6 +130,8 @@ roll_up_running(now=now)
 job = start_job(actor=actor)
 print(json.dumps({
     "running": running,
+    "hours": [[str(v) for v in row] for row in hours_before] == [[str(v) for v in row] for row in hours_back],
+    "wide": wide, "refined": refined, "reports": reports,
     "samples": samples,
     "accepted": ack.accepted,
     "later": accuracy(**span).total["served"].n,
@@ -131,3 +164,9 @@ def test_a_database_in_use_is_brought_up_to_date(old_database: dict[str, str]) -
     # The event of before is counted, for its tenant and its key; the one after waits to be folded.
     assert found["totals"] == [[span, scope, 6] for span in found["now"] for scope in ("key", "ten")]
     assert (found["rolled_up"] >= 1, found["hour"]) == (True, 4)
+    # Sums of hours are kept, as hours where their events are gone, else as quarters; going back loses nothing either.
+    assert found["hours"]
+    assert found["wide"] == [[60, 7], [60, 1]]
+    assert found["refined"] == [[60, 7], [15, 1]]
+    days = [[7, 35], [1, 5]]
+    assert found["reports"] == [[days, 8, False], [days, 8, True], [days, 8, False]]

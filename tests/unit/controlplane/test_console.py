@@ -376,7 +376,8 @@ def test_a_page_asks_the_database_no_more_often_when_there_is_more_to_show(
 
 
 @pytest.mark.parametrize("query", ["from_day=x", "to_day=0001-01-01", "from_day=9999-12-30&to_day=9999-12-31",
-                                   "from_day=2026-02-02&to_day=2026-02-01", "from_day=2020-01-01"])  # fmt: skip
+                                   "from_day=2026-02-02&to_day=2026-02-01", "from_day=2020-01-01", "tz=Mars",
+                                   "group_by=day&group_by=hour", "group_by=weather"])  # fmt: skip
 def test_days_that_cannot_be_reported_are_named_on_page_and_csv(operator: Client, query: str) -> None:
     page = operator.get(f"{reverse('console:usage')}?{query}")
     assert page.status_code == 200

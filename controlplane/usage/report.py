@@ -1,0 +1,383 @@
+"""Usage reports: any grouping, by hour or day of any time zone; pages and exports of the same statement.
+
+Rolled-up quarters of an hour come from ``usage_quarter``, touched ones from their events; one statement sees one state,
+so that a quarter is never counted from both and never from neither. Where days and hours begin is computed here
+(``common.zones``), not by the database, whose knowledge of time zones may be of another year.
+
+Sums agree however they are grouped: all of them are sums of the same rows, made of integers.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import msgspec
+from django.db import connection, transaction
+
+from controlplane.common.access import visible_tenant
+from controlplane.common.actor import Actor
+from controlplane.common.errors import Invalid
+from controlplane.common.validation import without_nul
+from controlplane.common.zones import day_start, days, find_zone, hour_starts
+from controlplane.usage.histogram import quantile_us
+from controlplane.usage.rollup import DIMENSIONS, ROLLUP_SQL, SUMS
+
+MAX_DAYS = 775
+"""As long as rollups are kept."""
+MAX_HOUR_DAYS = 93
+CALENDAR = (date(2000, 1, 1), date(9998, 12, 31))
+"""Days a report may name: nothing was booked before, and instants around them can still be computed with."""
+STEPS = ("day", "hour")
+MAX_PAGE = 1_000
+_GROWTH = 4
+_FETCHED = 2_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What a report is asked for. Checked by ``usage_question``, which alone makes it.
+
+    ``step``: day or hour of ``zone``, "" for the span as a whole. ``by``: some of ``DIMENSIONS``. ``filters``: value by
+    dimension. ``starts``: where the steps begin, and where the last one ends.
+    """
+
+    from_day: date
+    to_day: date
+    zone: ZoneInfo
+    step: str
+    by: tuple[str, ...]
+    filters: Mapping[str, str]
+    starts: Sequence[datetime]
+
+
+@dataclass(slots=True, kw_only=True)
+class Row:
+    """Sums of one step and group; ``names``: of tenant, key and pool, where they are known.
+
+    ``start``: in the zone of the question. What is not grouped by is "". Times in milliseconds, None where no request
+    had a first token.
+    """
+
+    start: datetime
+    group: Mapping[str, str]
+    names: Mapping[str, str]
+    sums: Mapping[str, int]
+    ttft_p50_ms: float | None
+    ttft_p95_ms: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """A page of rows in order of step and group, the sums of all rows whatever the page, and where the next begins.
+
+    ``is_coarse``: some hours were kept as a whole only and the zone's days are not made of whole hours, so that such an
+    hour counts where it begins.
+    """
+
+    question: Question
+    rows: Sequence[Row]
+    totals: Mapping[str, int]
+    next_cursor: str | None
+    is_coarse: bool
+
+
+def usage_question(
+    *,
+    actor: Actor,
+    from_day: date,
+    to_day: date,
+    timezone: str = "UTC",
+    group_by: Sequence[str] = ("day", "tenant"),
+    filters: Mapping[str, str] | None = None,
+) -> Question:
+    """A question that the actor may ask.
+
+    Raises:
+        Invalid: naming the field.
+    """
+    wanted = {name: without_nul(value) for name, value in (filters or {}).items()}
+    wanted["tenant"] = visible_tenant(wanted.get("tenant", ""), actor=actor)
+    problems: dict[str, str] = {}
+    for name, day in (("from", from_day), ("to", to_day)):
+        if not CALENDAR[0] <= day <= CALENDAR[1]:
+            problems[name] = f"must be a day from {CALENDAR[0]} to {CALENDAR[1]}, not {day}"
+    zone = find_zone(timezone)
+    if zone is None:
+        problems["tz"] = f"{timezone[:60]!r} is no time zone of the IANA database, such as Europe/Berlin"
+    steps = [name for name in group_by if name in STEPS]
+    unknown = [name for name in group_by if name not in (*STEPS, *DIMENSIONS)]
+    if unknown or len(steps) > 1 or len(set(group_by)) < len(group_by):
+        problems["group_by"] = (
+            f"day or hour or neither, and any of {', '.join(DIMENSIONS)}, each once; not {','.join(group_by)[:80]!r}"
+        )
+    if not problems:
+        if to_day < from_day:
+            problems["to"] = "lies before from"
+        elif (to_day - from_day).days >= MAX_DAYS:
+            problems["to"] = f"more than {MAX_DAYS} days after from"
+        elif "hour" in steps and (to_day - from_day).days >= MAX_HOUR_DAYS:
+            problems["to"] = f"more than {MAX_HOUR_DAYS} days after from; by hour no more are told at once"
+    if problems:
+        raise Invalid(problems)
+    assert zone is not None
+    step = steps[0] if steps else ""
+    return Question(
+        from_day=from_day,
+        to_day=to_day,
+        zone=zone,
+        step=step,
+        by=tuple(name for name in DIMENSIONS if name in group_by),
+        filters={name: value for name, value in wanted.items() if value},
+        starts=_starts(from_day, to_day, zone, step),
+    )
+
+
+def first_day(to_day: date, *, n_days: int) -> date:
+    """First of the ``n_days`` days that end with ``to_day``; the calendar's first day at the earliest."""
+    return max(to_day, CALENDAR[0] + timedelta(days=n_days - 1)) - timedelta(days=n_days - 1)
+
+
+def _starts(first: date, last: date, zone: ZoneInfo, step: str) -> list[datetime]:
+    end = day_start(last + timedelta(days=1), zone)
+    if step == "hour":
+        starts = [start for day in days(first, last) for start in hour_starts(day, zone)]
+    elif step == "day":
+        starts = [day_start(day, zone) for day in days(first, last)]
+    else:
+        starts = [day_start(first, zone)]
+    # A day that a zone skipped begins and ends at once, and nothing is in it.
+    return [a for a, b in itertools.pairwise([*starts, end]) if a < b] + [end]
+
+
+_HISTOGRAM = ("ttft_buckets", "ttft_counts")
+_NAMED = {
+    "tenant": "LEFT JOIN tenants_tenant ON tenants_tenant.id = sums.tenant",
+    "key": "LEFT JOIN keys_apikey ON keys_apikey.id = sums.key",
+    "pool": "LEFT JOIN fleet_pool ON fleet_pool.id = sums.pool",
+}
+_NAME = {"tenant": "tenants_tenant.name", "key": "keys_apikey.name", "pool": "fleet_pool.name"}
+
+
+def parts_sql(columns: Sequence[str], filters: Sequence[str]) -> str:
+    """``WITH touched, parts``: the rows of the rollups between ``from`` and ``to``, touched quarters from their events.
+
+    Parameters are ``from``, ``to`` and ``is_<dimension>`` of each filter.
+    """
+    listed = ", ".join(columns)
+    where = "".join(f" AND {name} = %(is_{name})s" for name in filters)
+    tail = ROLLUP_SQL.format(where=where).replace("%(from)s", "touched.quarter")
+    tail = tail.replace("%(to)s", "touched.quarter + interval '15 minutes'")
+    return f"""
+    WITH touched AS MATERIALIZED (
+        SELECT DISTINCT quarter FROM usage_touched_quarter WHERE quarter >= %(from)s AND quarter < %(to)s
+    ), parts AS (
+        SELECT {listed} FROM usage_quarter
+        WHERE at >= %(from)s AND at < %(to)s AND at NOT IN (SELECT quarter FROM touched){where}
+        UNION ALL
+        SELECT {", ".join(f"tail.{name}" for name in columns)} FROM touched CROSS JOIN LATERAL ({tail}) AS tail
+    )"""
+
+
+def _report_sql(question: Question, *, has_cursor: bool, has_limit: bool) -> str:
+    by = question.by
+    group = ", ".join(("step", *by))
+    columns = ("at", *by, *SUMS, *_HISTOGRAM)
+    sums = ", ".join(f"sum({name}) AS {name}" for name in SUMS)
+    after = f"WHERE ({group}) > (%(after_step)s{''.join(f', %(after_{n})s' for n in by)})" if has_cursor else ""
+    shown = ", ".join(
+        ("sums.step", *(f"sums.{name}" for name in by), *(f"coalesce({_NAME[n]}, '')" for n in by if n in _NAME),
+         *(f"sums.{name}" for name in SUMS), "histograms.buckets", "histograms.counts")
+    )  # fmt: skip
+    order = ", ".join(f"sums.{name}" for name in ("step", *by))
+    return f"""{parts_sql(columns, tuple(question.filters))}, stepped AS (
+        SELECT width_bucket(at, %(starts)s::timestamptz[]) AS step, {", ".join((*columns[1:],))} FROM parts
+    ), sums AS MATERIALIZED (
+        SELECT * FROM (SELECT {group}, {sums} FROM stepped GROUP BY {group}) AS every {after}
+        {f"ORDER BY {group} LIMIT %(limit)s" if has_limit else ""}
+    ), buckets AS (
+        SELECT {group}, bucket, sum(n) AS n FROM stepped, unnest(ttft_buckets, ttft_counts) AS pair(bucket, n)
+        GROUP BY {group}, bucket
+    ), histograms AS (
+        SELECT {group}, array_agg(bucket) AS buckets, array_agg(n::bigint) AS counts FROM buckets GROUP BY {group}
+    )
+    SELECT {shown} FROM sums LEFT JOIN histograms USING ({group})
+    {" ".join(_NAMED[name] for name in by if name in _NAMED)}
+    ORDER BY {order}
+    """
+
+
+def _parameters(question: Question, first: int, last: int) -> dict[str, Any]:
+    """Of the steps ``first`` up to ``last``, not included."""
+    return {
+        "from": question.starts[first],
+        "to": question.starts[last],
+        "starts": list(question.starts[:-1]),
+        **{f"is_{name}": value for name, value in question.filters.items()},
+    }
+
+
+def usage_report(
+    question: Question, *, limit: int | None = MAX_PAGE, cursor: str = "", with_totals: bool = True
+) -> Report:
+    """One page of a report; without ``limit`` all of it.
+
+    All of a page is read from one state of the database; the next page from a later one.
+
+    Cost: one statement for the totals, and for the rows one to six: of the first step, then of four times as many each,
+    until the page is full. Each reads the rollups of its steps, and the events of quarters not yet rolled up.
+    """
+    with one_state():
+        totals, is_coarse = _totals(question) if with_totals else ({}, False)
+        n_steps = len(question.starts) - 1
+        first, after = _decode(question, cursor) if cursor else (0, None)
+        n_wanted = None if limit is None else limit + 1
+        rows: list[Row] = []
+        width = n_steps if limit is None else 1
+        while first < n_steps and (n_wanted is None or len(rows) < n_wanted):
+            last = min(n_steps, first + width)
+            parameters = _parameters(question, first, last)
+            if after is not None:
+                parameters |= {"after_step": first + 1} | {
+                    f"after_{name}": value for name, value in zip(question.by, after, strict=True)
+                }
+            if n_wanted is not None:
+                parameters["limit"] = n_wanted - len(rows)
+            sql = _report_sql(question, has_cursor=after is not None, has_limit=n_wanted is not None)
+            with connection.cursor() as database:
+                database.execute(sql, parameters)
+                rows += map(_reader(question), database.fetchall())
+            first, width, after = last, width * _GROWTH, None
+    next_cursor = None
+    if limit is not None and len(rows) > limit:
+        rows = rows[:limit]
+        next_cursor = _encode(question, rows[-1])
+    return Report(question=question, rows=rows, totals=totals, next_cursor=next_cursor, is_coarse=is_coarse)
+
+
+def stream_rows(question: Question) -> Iterator[Row]:
+    """All rows, as the database hands them out; the memory needed does not depend on how many there are.
+
+    Holds a connection and the state of the database it began with until it is used up or closed.
+    """
+    with transaction.atomic(), connection.chunked_cursor() as database:
+        sql = _report_sql(question, has_cursor=False, has_limit=False)
+        database.execute(sql, _parameters(question, 0, len(question.starts) - 1))
+        read = _reader(question)
+        while batch := database.fetchmany(_FETCHED):
+            yield from map(read, batch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """Output tokens of one tenant by step, or of all others together (``n_others`` of them, else 0)."""
+
+    name: str
+    values: Sequence[int]
+    n_others: int = 0
+
+
+def largest_tenants(question: Question, n_shown: int) -> list[Series]:
+    """Output tokens by step of the ``n_shown`` tenants with most of them, and of the others together. One statement."""
+    sql = f"""{parts_sql(("at", "tenant", "output_tokens"), tuple(question.filters))}, sums AS (
+        SELECT width_bucket(at, %(starts)s::timestamptz[]) AS step, tenant, sum(output_tokens) AS n
+        FROM parts GROUP BY step, tenant
+    ), ranked AS (
+        SELECT tenant, least(row_number() OVER (ORDER BY sum(n) DESC, tenant), %(shown)s + 1) AS place
+        FROM sums GROUP BY tenant
+    ), places AS (
+        SELECT place, min(tenant) AS tenant, count(*) AS n_tenants FROM ranked GROUP BY place
+    )
+    SELECT place, n_tenants, coalesce(tenants_tenant.name, places.tenant), step, sum(n)
+    FROM sums JOIN ranked USING (tenant) JOIN places USING (place)
+    LEFT JOIN tenants_tenant ON tenants_tenant.id = places.tenant
+    GROUP BY place, n_tenants, coalesce(tenants_tenant.name, places.tenant), step ORDER BY place, step
+    """
+    n_steps = len(question.starts) - 1
+    found: dict[int, tuple[int, str, list[int]]] = {}
+    with connection.cursor() as database:
+        database.execute(sql, _parameters(question, 0, n_steps) | {"shown": n_shown})
+        for place, n_tenants, name, step, n in database.fetchall():
+            found.setdefault(place, (n_tenants, name, [0] * n_steps))[2][step - 1] = int(n)
+    return [
+        Series(name=name, values=values, n_others=n_tenants if place > n_shown else 0)
+        for place, (n_tenants, name, values) in found.items()
+    ]
+
+
+@contextmanager
+def one_state() -> Iterator[None]:
+    """Several statements that see one state of the database; within a transaction, what that one sees."""
+    is_outermost = not connection.in_atomic_block
+    with transaction.atomic():
+        if is_outermost:
+            with connection.cursor() as database:
+                database.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        yield
+
+
+def _totals(question: Question) -> tuple[dict[str, int], bool]:
+    sums = ", ".join(f"coalesce(sum({name}), 0)" for name in SUMS)
+    sql = f"""{parts_sql(("minutes", *SUMS), tuple(question.filters))}
+        SELECT {sums}, coalesce(bool_or(minutes = 60), false) FROM parts"""
+    with connection.cursor() as database:
+        database.execute(sql, _parameters(question, 0, len(question.starts) - 1))
+        row = database.fetchone()
+    assert row is not None
+    *values, has_wide = row
+    minutes = {at.minute for at in question.starts}
+    return dict(zip(SUMS, map(int, values), strict=True)), bool(has_wide and minutes != {0})
+
+
+def _reader(question: Question) -> Callable[[Sequence[Any]], Row]:
+    by = question.by
+    named = [name for name in by if name in _NAME]
+    starts = [at.astimezone(question.zone) for at in question.starts]
+
+    def read(values: Sequence[Any]) -> Row:
+        rest = iter(values)
+        start = starts[next(rest) - 1]
+        group = dict(zip(by, itertools.islice(rest, len(by)), strict=True))
+        names = dict(zip(named, itertools.islice(rest, len(named)), strict=True))
+        sums = dict(zip(SUMS, map(int, itertools.islice(rest, len(SUMS))), strict=True))
+        buckets, counts = rest
+        histogram = dict(zip(buckets or (), counts or (), strict=True))
+        return Row(
+            start=start, group=group, names=names, sums=sums,
+            ttft_p50_ms=_ms(quantile_us(histogram, 0.50)), ttft_p95_ms=_ms(quantile_us(histogram, 0.95)),
+        )  # fmt: skip
+
+    return read
+
+
+def _ms(microseconds: float | None) -> float | None:
+    return None if microseconds is None else round(microseconds / 1_000, 3)
+
+
+def _encode(question: Question, row: Row) -> str:
+    """A cursor: the last row that was told, by its step and group."""
+    said = [row.start.astimezone(UTC).isoformat(), *(row.group[name] for name in question.by)]
+    return base64.urlsafe_b64encode(msgspec.json.encode(said)).decode().rstrip("=")
+
+
+def _decode(question: Question, cursor: str) -> tuple[int, list[str]]:
+    """The step a page begins in, and the group after which it does.
+
+    Raises:
+        Invalid: no cursor of this question.
+    """
+    try:
+        text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+        start, *group = msgspec.json.decode(text, type=list[str])
+        if len(group) != len(question.by) or any("\0" in value for value in group):
+            raise ValueError("of another question")
+        return question.starts.index(datetime.fromisoformat(start), 0, len(question.starts) - 1), group
+    except (ValueError, binascii.Error, msgspec.MsgspecError) as error:
+        raise Invalid({"cursor": "not a cursor of this report"}) from error
