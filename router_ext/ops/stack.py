@@ -41,6 +41,13 @@ _PASSED_ON = (
 )
 _DRAIN_S = 10
 
+_NOT_OF_UP = (
+    "FAIRLANE_ROUTER_TLS_CERT_FILE",  # what it prints and calls is http://
+    "FAIRLANE_ROUTER_TLS_KEY_FILE",
+    "FAIRLANE_ROUTER_SNAPSHOT_FILE",  # its router serves what its control plane says
+)
+_OF_THE_STACK = tuple(f"FAIRLANE_ROUTER_{name}" for name in ("TOKEN", "REDIS_URL_FILE", "TAKE_OVER", "READY_FD"))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackSettings:
@@ -86,6 +93,8 @@ def read_settings(environ: Mapping[str, str]) -> StackSettings:
     for url in backends:
         if not url.startswith(("http://", "https://")):
             raise SettingsError(f"FAIRLANE_BACKENDS: {url!r} is no http:// or https:// address")
+    if unfit := sorted(name for name in environ if name in _NOT_OF_UP):
+        raise SettingsError(f"{', '.join(unfit)}: not for `fairlane up`; `fairlane serve` runs a router with it")
     settings = StackSettings(
         directory=Path(environ.get("FAIRLANE_DIR") or ".fairlane").absolute(),
         router_host=environ.get("FAIRLANE_ROUTER_HOST") or "127.0.0.1",
@@ -281,8 +290,15 @@ def router_environment(
     redis_url: str,
     admin_port: int | None = None,
 ) -> dict[str, str]:
-    """``admin_port``: where the router listens for operators, if it does."""
-    passed = {name: value for name, value in environ.items() if name.startswith(("FAIRLANE_BACKEND_KEY_", "OTEL_"))}
+    """``admin_port``: where the router listens for operators, if it does.
+
+    The shell's settings of a router hold, beside those that make it part of this stack.
+    """
+    passed = {
+        name: value
+        for name, value in environ.items()
+        if name.startswith(("FAIRLANE_ROUTER_", "FAIRLANE_BACKEND_KEY_", "OTEL_")) and name not in _OF_THE_STACK
+    }
     if admin_port is not None:
         passed |= {
             "FAIRLANE_ADMIN_PORT": str(admin_port),

@@ -43,6 +43,7 @@ def test_named_servers_replace_the_embedded_ones(environ: dict[str, str]) -> Non
         ("FAIRLANE_MODEL_PORT", "70000", "FAIRLANE_MODEL_PORT: '70000' is no port"),
         ("FAIRLANE_CONSOLE_PORT", "8080", "need different ports"),
         ("FAIRLANE_BACKENDS", "gpu-1:80", "FAIRLANE_BACKENDS: 'gpu-1:80'"),
+        ("FAIRLANE_ROUTER_TLS_KEY_FILE", "key.pem", "FAIRLANE_ROUTER_TLS_KEY_FILE: not for `fairlane up`"),
     ],
 )
 def test_wrong_setting_is_named_with_its_value(environ: dict[str, str], variable: str, value: str, text: str) -> None:
@@ -103,6 +104,22 @@ def test_router_accepts_the_environment_it_is_given(environ: dict[str, str]) -> 
     assert effective.dir == settings.directory / "router"
     assert effective.redis_url is not None
     assert effective.redis_url.get_secret_value() == "redis://:pw@127.0.0.1:1/0"
+
+
+def test_settings_of_the_router_reach_it_and_change_nothing_of_the_stack(environ: dict[str, str]) -> None:
+    settings = stack.read_settings(environ)
+    folders = stack.Folders(settings.directory)
+    folders.prepare()
+    folders.secret("router_token").write_text("flr_x")
+    named = {"STALL_LIMIT_S": "7", "TRUSTED_PROXIES": "10.0.0.0/8", "DIR": "/x", "LISTEN_FD": "3", "TOKEN": "flr_y"}
+    shell = environ | {f"FAIRLANE_ROUTER_{name}": value for name, value in named.items()}
+    given = stack.router_environment(settings, folders, shell, listen_fd=7, redis_url="redis://:pw@127.0.0.1:1/0")
+    effective, _ = load_router_settings(given)
+    assert effective.stall_limit_s == 7
+    assert effective.trusted_proxies == "10.0.0.0/8"
+    assert (effective.dir, effective.listen_fd) == (settings.directory / "router", 7)
+    assert effective.token is not None
+    assert effective.token.get_secret_value() == "flr_x"
 
 
 def test_processes_get_only_what_they_need(environ: dict[str, str]) -> None:
