@@ -72,6 +72,7 @@ class Ledger:
         n_finished: events booked since open (recovered ones apart).
         on_end: told of every slot that ends, in the turn in which it does: its event id, and the event that was
             booked or None if it was discarded.
+        on_adopted: told of every event that ``append_from`` takes over.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Ledger:
         self.recovered: list[UsageEvent] = []
         self.n_finished = 0
         self.on_end: Callable[[str, UsageEvent | None], None] | None = None
+        self.on_adopted: Callable[[bytes], None] | None = None
         self._lock = lock
         self._table = table
         self._spool = spool
@@ -336,6 +338,8 @@ class Ledger:
         for payload in batch.payloads if batch is not None else ():
             self._spool.append(payload)
             self._appended.set()
+            if self.on_adopted is not None:
+                self.on_adopted(payload)
         return batch
 
     def sync(self) -> None:

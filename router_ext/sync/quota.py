@@ -104,6 +104,10 @@ class QuotaBook:
         for event in self._spent(payloads):
             self.booked(event)
 
+    def adopted(self, payload: bytes) -> None:
+        """An event that a router which was replaced has left is in the spool of this one, which delivers it."""
+        self.load((payload,))
+
     def _spent(self, payloads: Iterable[bytes]) -> Iterator[_Spent]:
         for payload in payloads:
             try:

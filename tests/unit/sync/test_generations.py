@@ -54,7 +54,10 @@ async def test_books_go_on_where_they_were_moved_and_are_adopted_once(tmp_path: 
     running.words[OUTPUT_TOKENS] = 23
     old.close()  # with one that runs: as a kill leaves it
 
+    taken: list[bytes] = []
+    new.on_adopted = taken.append
     assert await adopt_books(new, tmp_path) == 3
+    assert sorted(msgspec.json.decode(each)["output_tokens"] for each in taken) == [11, 23, 44]
     expected = [
         ("evt_00000001", "completed", 11),
         ("evt_00000002", "aborted", 23),

@@ -107,6 +107,18 @@ def test_a_restart_reads_the_spool_again() -> None:
     assert after.used("ten_a", DAY) == before.used("ten_a", DAY) == (50, 50)
 
 
+def test_events_of_a_router_that_was_replaced_count_until_totals_have_them() -> None:
+    book = QuotaBook()
+    left = [event(n, 10) for n in range(5)]
+    book.booked(event(9, 7))
+    for each in left:
+        book.adopted(payload(each))
+    assert book.used("ten_a", DAY) == (57, 57)
+    book.acked([payload(each) for each in left], 20)
+    assert book.apply(totals(20, 50, 50))
+    assert book.used("ten_a", DAY) == (57, 57)  # this router's own is not in them yet
+
+
 def test_what_cannot_be_read_counts_for_nobody() -> None:
     book = QuotaBook()
     book.load([b"{", b"[" * 10_000, payload(event(1, 10)), b'{"tenant":"ten_a"}'])
