@@ -174,6 +174,7 @@ class Leaver:
         self._held: list[tuple[str, Event]] = []
         self._link: Wire | None = None
         self._said: dict[str, list[Occurrence]] = {}
+        self._has_ended = False
         self._orphaned: asyncio.TimerHandle | None = None
 
     @property
@@ -185,9 +186,12 @@ class Leaver:
         """Answer successors until cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                while True:
-                    connection, _ = await self._loop.sock_accept(listener)
-                    tasks.create_task(self._meet(connection))
+                try:
+                    while True:
+                        connection, _ = await self._loop.sock_accept(listener)
+                        tasks.create_task(self._meet(connection))
+                finally:
+                    self._has_ended = True
         finally:
             listener.close()
             self._let_go()
@@ -320,6 +324,8 @@ class Leaver:
         if self._link is not wire:
             return
         self._link = None
+        if self._has_ended:
+            return  # not lost: this process ends before it, as it should
         _log.warning("handover.successor_lost", requests=self.num_requests, limit_s=ORPHAN_LIMIT_S)
         self._orphaned = self._loop.call_later(ORPHAN_LIMIT_S, self._give_up)
 

@@ -195,6 +195,11 @@ _SAME = (
 )
 
 
+def event_id(spec: RequestSpec) -> str:
+    """The event of the books that a request belongs to: several where a call has several prompts (``app._submit``)."""
+    return spec.request_id.partition("-")[0]
+
+
 def spec_of(record: LeftRequest) -> RequestSpec:
     """The request as it arrived."""
     return RequestSpec(

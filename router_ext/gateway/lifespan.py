@@ -141,6 +141,7 @@ class Router:
         self.ledger = Ledger.open(settings.dir, now_us=now_us())
         self.quotas.load(self.ledger.unsent())
         self.ledger.on_end = self.limits.end
+        self.ledger.on_adopted = self.quotas.adopted
         self._counters = CountersFile(settings.dir / "counters.json")
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -199,7 +200,11 @@ class Router:
             HandoverFailed: the one that serves goes on doing so.
         """
         succession = Succession(
-            directory=self.settings.dir, greeting=self._greeting, engines=self.engines, restore=self._restore_counters
+            directory=self.settings.dir,
+            greeting=self._greeting,
+            engines=self.engines,
+            limits=self.limits,
+            restore=self._restore_counters,
         )
         await succession.wait_ready(limit_s=self.settings.take_over_limit_s)
         predecessors = await succession.take()

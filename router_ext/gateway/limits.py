@@ -208,10 +208,7 @@ class Limiter:
                 scope.reserve(held.day, tokens)
             if counted and not is_shared:
                 self._count_here(held)
-        self._open[event] = held
-        self.tokens += tokens
-        tenant.open += 1
-        key.open += 1
+        self._hold(event, held)
         return self._count_everywhere(event, counted, held) if counted and is_shared else None
 
     def _begin(self, scope_id: str, word: str, name: str) -> Scope:
@@ -249,6 +246,27 @@ class Limiter:
     def _changed(self, window: MinuteWindow, bucket: int) -> None:
         if self.shared is not None:
             self.shared.changed(window, bucket)
+
+    def inherit(self, tenant: str, key: str, event: str, tokens: int, arrived_us: int) -> None:
+        """A request that another process admitted and carries out: it is one of those at once, and of its day.
+
+        Its minute was counted there. ``end`` without an event gives back: that process books it.
+        """
+        if event in self._open:
+            return
+        inside = self._scopes.get(tenant) or self._begin(tenant, "tenant", hash_name(tenant))
+        within = self._scopes.get(key) or self._begin(key, "key", hash_name(tenant, key))
+        held = Reservation(inside, within, tokens, arrived_us // DAY_US, self._clock() + self._lifetime_s)
+        for scope in (inside, within):
+            if scope.is_limited:
+                scope.reserve(held.day, tokens)
+        self._hold(event, held)
+
+    def _hold(self, event: str, held: Reservation) -> None:
+        self._open[event] = held
+        self.tokens += held.tokens
+        held.tenant.open += 1
+        held.key.open += 1
 
     # --- ends ---------------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import os
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,12 +40,14 @@ from router_ext.core.inheritance import Closing
 from router_ext.errors import FairlaneError
 from router_ext.gateway.engine import PoolEngine
 from router_ext.gateway.handover import HandoverFailed, Wire, is_same_user, reachable
-from router_ext.gateway.leaving import event_of, heir_of, order_of
+from router_ext.gateway.leaving import event_id, event_of, heir_of, order_of
+from router_ext.gateway.limits import Limiter
 from router_ext.gateway.model import Member
 from router_ext.gateway.suspects import BackendFrozen
 from router_ext.gateway.upstream import Step
 from router_ext.obs.logs import get_logger
 from router_ext.sync.generations import is_alive, leaving_folders
+from router_ext.sync.ledger import now_us
 from router_ext.wire.handover import (
     TAKEN_LIMIT_S,
     Happened,
@@ -139,7 +142,7 @@ class RemoteGeneration:
 
     def __init__(self, predecessor: Predecessor, pool: str, spec: RequestSpec, *, is_running: bool) -> None:
         self._predecessor = predecessor
-        self._pool = pool
+        self.pool = pool
         self.spec = spec
         self.request_id = spec.request_id
         self.step = Step.RUNNING if is_running else Step.QUEUED
@@ -157,11 +160,12 @@ class RemoteGeneration:
             self.step = Step.RUNNING
         elif not isinstance(action, Preempt):
             self.step = Step.ENDED
-        self._predecessor.tell(self._pool, order_of(action))
+            self._predecessor.over(self)
+        self._predecessor.tell(self.pool, order_of(action))
 
     def give_up(self, error: FairlaneError) -> None:
         self._predecessor.tell(
-            self._pool,
+            self.pool,
             Order(
                 kind="end",
                 request_id=self.request_id,
@@ -184,12 +188,14 @@ class RemoteGeneration:
 
 
 class Predecessor:
-    """One router that has left its requests here."""
+    """One router that has left its requests here. ``limits``: what they hold of their tenants' and keys'."""
 
-    def __init__(self, wire: Wire, engines: Mapping[str, PoolEngine], *, name: str) -> None:
+    def __init__(self, wire: Wire, engines: Mapping[str, PoolEngine], limits: Limiter, *, name: str) -> None:
         self.name = name
         self._wire = wire
         self._engines = engines
+        self._limits = limits
+        self._generations: Counter[str] = Counter()
         self._loop = asyncio.get_running_loop()
         self._remote: dict[tuple[str, RequestId], RemoteGeneration] = {}
         self._told: dict[str, list[Order]] = {}
@@ -219,13 +225,27 @@ class Predecessor:
         engine = self._engines[pool]
         heirs = [heir_of(record) for record in left.requests]
         for heir in heirs:
-            self._adopt(pool, engine, heir.request, is_running=heir.standing.backend is not None)
+            standing = heir.standing
+            self._adopt(pool, engine, heir.request, is_running=standing.backend is not None, age_s=standing.age_s)
         return heirs
 
-    def _adopt(self, pool: str, engine: PoolEngine, spec: RequestSpec, *, is_running: bool) -> None:
+    def _adopt(self, pool: str, engine: PoolEngine, spec: RequestSpec, *, is_running: bool, age_s: float = 0.0) -> None:
         generation = RemoteGeneration(self, pool, spec, is_running=is_running)
         self._remote[pool, spec.request_id] = generation
         engine.adopt(generation)
+        event = event_id(spec)
+        self._generations[event] += 1
+        self._limits.inherit(spec.tenant, spec.key, event, _predicted_cost(spec), now_us() - round(age_s * 1e6))
+
+    def over(self, generation: RemoteGeneration) -> None:
+        """A request has ended, or will by what it was told. The first time counts."""
+        if self._remote.pop((generation.pool, generation.request_id), None) is None:
+            return
+        event = event_id(generation.spec)
+        self._generations[event] -= 1
+        if not self._generations[event]:
+            del self._generations[event]
+            self._limits.end(event, None)
 
     def tell(self, pool: str, order: Order) -> None:
         """Send an order, with the others of this turn."""
@@ -260,7 +280,7 @@ class Predecessor:
             if engine is not None:
                 engine.post(Cancelled(request_id=request_id))
                 engine.forget(generation)
-        self._remote.clear()
+            self.over(generation)
 
     def _happened(self, message: Happened) -> None:
         pool = message.pool
@@ -285,7 +305,7 @@ class Predecessor:
             is_over = isinstance(event, Finished | Cancelled | Failed) and generation.step is not Step.QUEUED
             if isinstance(event, Cancelled | Finished) or is_over:
                 generation.step = Step.ENDED
-                del self._remote[pool, generation.request_id]
+                self.over(generation)
                 engine.post(event)
                 engine.forget(generation)
             else:
@@ -306,11 +326,13 @@ class Succession:
         directory: Path,
         greeting: Greeting | None,
         engines: Mapping[str, PoolEngine],
+        limits: Limiter,
         restore: Callable[[str, PoolEngine, Any], None],
     ) -> None:
         self._directory = directory
         self._greeting = greeting
         self._engines = engines
+        self._limits = limits
         self._restore = restore
         self._predecessors: list[Predecessor] = []
 
@@ -348,7 +370,7 @@ class Succession:
             own = moved.folder
             found.append(moved)
             wire = await Wire.over(self._greeting.connection)
-            self._predecessors.append(Predecessor(wire, self._engines, name=own))
+            self._predecessors.append(Predecessor(wire, self._engines, self._limits, name=own))
         for folder in leaving_folders(self._directory):
             if folder.name == own:
                 continue
@@ -412,7 +434,7 @@ class Succession:
         if not isinstance(moved, Moved):
             wire.close()
             raise HandoverFailed("no answer")
-        return Predecessor(wire, self._engines, name=folder.name), moved
+        return Predecessor(wire, self._engines, self._limits, name=folder.name), moved
 
     def _apply(self, parts: list[tuple[Predecessor, dict[str, LeftPool]]]) -> None:
         """All of it in one turn: nobody is dispatched between one predecessor's requests and the next one's."""
@@ -432,3 +454,9 @@ class Succession:
                 )
         for pool, requests in heirs.items():
             self._engines[pool].post(Inherited(requests=requests, closing=closing[pool]))
+
+
+def _predicted_cost(spec: RequestSpec) -> int:
+    """Tokens that a request will probably use; without a prediction only those of its prompt are known."""
+    predicted = 0 if spec.quantiles is None else spec.quantiles[len(spec.quantiles) // 2]
+    return spec.prompt_tokens + min(round(predicted), spec.max_new_tokens)

@@ -20,6 +20,7 @@ from support.modelserver import ModelServer, model_server
 from support.routers import RouterProcess, Setup, backend, router
 
 from router_ext.ops.restart_router import RestartFailed, restart
+from router_ext.wire.controlplane import LimitsRecord
 
 KV_TOKENS = 4_096
 LONG_WAIT = 25
@@ -340,6 +341,42 @@ async def test_nobody_gains_by_a_restart(slow_server: ModelServer) -> None:
                 for task in (*first, *second):
                     task.cancel()
                 await until(running.is_idle, running)
+
+
+@pytest.mark.slow  # three routers one after the other
+async def test_limits_hold_across_restarts(slow_server: ModelServer) -> None:
+    """What the routers before carry out counts as one of those at once, until it has ended however it does."""
+    setup, _ = setup_of(slow_server)
+    setup.tenant("carol", limits=LimitsRecord(concurrent=2))
+    key = setup.key("carol")
+    with router(setup) as running:
+        streams = Streams(running, key)
+        async with streams.open(2, 1_500) as tasks:
+            await until(lambda: len(streams.counts) == 2 and min(streams.counts) > 10, running)
+            async with replaced(running):
+                assert held(running) == 2
+                assert await ask(running, key) == 429
+                tasks[0].cancel()
+                await until(lambda: held(running) == 1, running)
+                assert await ask(running, key) == 200
+                async with replaced(running):
+                    await until(lambda: held(running) == 1, running)
+                    tasks[1].cancel()
+                    await until(lambda: held(running) == 0, running)
+                    await asyncio.to_thread(running.process.wait, 30)
+        assert "successor_lost" not in running.log.read_text()
+
+
+def held(running: RouterProcess) -> float:
+    return running.metric("fairlane_limit_reservations")
+
+
+async def ask(running: RouterProcess, key: str) -> int:
+    """Status of a short request on a new connection."""
+    headers = {"Authorization": f"Bearer {key}", "Connection": "close"}
+    async with aiohttp.ClientSession() as session:
+        answer = await session.post(f"{running.base}/generate", json=SHORT, headers=headers)
+        return answer.status
 
 
 def counters_of(running: RouterProcess) -> dict[str, float]:

@@ -384,3 +384,23 @@ def test_who_has_no_limits_leaves_nothing() -> None:
         bench.end(event)
     bench.limiter.sweep()
     assert (bench.limiter.count, bench.limiter.tokens, bench.limiter._scopes) == (0, 0, {})
+
+
+@pytest.mark.parametrize("level", ["tenant", "key"])
+def test_what_another_process_carries_out_is_one_of_those_at_once_and_of_its_day(level: str) -> None:
+    bench = Bench(**{level: LimitsRecord(concurrent=2, tokens_per_day=100, requests_per_minute=5)})
+    for _ in range(2):  # told again by a second predecessor: it is still one request
+        bench.limiter.inherit("ten_a", "key_a", "evt_theirs", 60, NOON)
+    assert isinstance(bench.refused(41), QuotaExceeded)
+    own = bench.admit(40)
+    assert "2 requests at once" in bench.refused(1).message
+    assert bench.state()[2]["ten_a" if level == "tenant" else "key_a"] == (2, {DAY: 100}, [1, 40])
+    # Other limits hold for it as well.
+    bench.publish(**{level: LimitsRecord(tokens_per_day=99)})
+    bench.refused(1)
+    bench.publish(**{level: LimitsRecord(concurrent=2, tokens_per_day=100)})
+    for _ in range(2):
+        bench.limiter.end("evt_theirs", None)
+    bench.admit(60)
+    bench.end(own)
+    assert bench.limiter.count == 1
