@@ -283,7 +283,10 @@ class Limiter:
             return
         requests, tokens = 1, held.tokens
         if event is not None:
-            requests, tokens = 0, held.tokens - event.prompt_tokens - event.output_tokens
+            used = event.prompt_tokens + event.output_tokens
+            # Displaced, or waited in vain: refused, if later than others.
+            requests = int(event.outcome == "expired" and not used)
+            tokens = held.tokens - used
         now = self._bucket()
         for window in held.windows:
             window.advance(now)

@@ -197,6 +197,14 @@ def test_tokens_are_settled_by_what_they_were() -> None:
     assert "0 remaining" in bench.refused(1).message
 
 
+@pytest.mark.parametrize(("tokens", "requests"), [(0, 0), (4, 1)])
+def test_what_is_displaced_or_waits_in_vain_has_consumed_nothing(tokens: int, requests: int) -> None:
+    bench = Bench(tenant=LimitsRecord(requests_per_minute=2, tokens_per_minute=20))
+    event = bench.admit(10)
+    bench.limiter.end(event, msgspec.structs.replace(booked(event, tokens), outcome="expired"))
+    assert bench.state()[2].get("ten_a", (0, {}, [0, 0]))[2] == [requests, tokens]
+
+
 def test_a_minute_comes_back_after_a_minute() -> None:
     bench = Bench(LimitsRecord(requests_per_minute=2))
     bench.end(bench.admit(), 10)

@@ -13,6 +13,7 @@ from support.scripted import Peer, World, running, stream, until
 
 from router_ext.backends.fake import Ending
 from router_ext.gateway.engine import PoolEngine
+from router_ext.wire.controlplane import LimitsRecord
 
 HANGS = stream(1, ending=Ending.HANG)
 
@@ -21,6 +22,7 @@ HANGS = stream(1, ending=Ending.HANG)
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     """Room for one request at a time: the second one waits. Two may."""
     made = World()
+    made.setup.tenant("alice", limits=LimitsRecord(requests_per_minute=100))
     made.key = made.setup.key("alice", may_choose_tier=True)
     made.setup.backends = [backend(1, kv_tokens=128)]
     made.setup.scheduling = {"max_queued": 2, "tenant_queued_bytes": 4_000, "max_preemptions": 0}
@@ -31,7 +33,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         assert engine_of(made).scheduler.audit() == []
         assert not engine_of(made)._generations
         assert (stats.queued, stats.queued_bytes, stats.running) == (0, 0, 0)
-        assert made.router.active == 0
+        assert (made.router.active, made.router.limits.count) == (0, 0)
 
 
 def engine_of(world: World) -> PoolEngine:
@@ -66,6 +68,7 @@ async def test_an_arrival_of_a_higher_tier_displaces_the_newest_of_the_lowest(wo
     assert (newer.status, answer["error"]["code"]) == (429, "queue_full")
     assert "displaced by a request of a higher tier" in answer["error"]["message"]
     assert 1 <= int(newer.headers["retry-after"]) <= 120
+    assert newer.headers["x-ratelimit-remaining-requests"] == "97"  # it has taken none of the minute
     assert not older.task.done()
     assert engine_of(world).stats().queued == 2
     page = world.router.metrics.page().decode()
