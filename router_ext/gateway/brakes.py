@@ -6,21 +6,28 @@ audited where it is set.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
-from router_ext.errors import StoppedByOperator
+from router_ext.errors import FairlaneError, StoppedByOperator
+from router_ext.gateway.auth import TenantDisabled
 from router_ext.gateway.call import Call
+from router_ext.gateway.configure import Roster
 from router_ext.wire.controlplane import ConfigSnapshot, PoolRecord
 
 
 def stopped(
-    calls: Iterable[Call], record: PoolRecord, snapshot: ConfigSnapshot, tenants: Collection[str]
-) -> list[tuple[Call, StoppedByOperator]]:
-    """Calls of a pool that the snapshot ends, each with what its client is told. ``tenants``: those it stops."""
+    calls: Iterable[Call], record: PoolRecord, snapshot: ConfigSnapshot, roster: Roster
+) -> list[tuple[Call, FairlaneError]]:
+    """Calls of a pool that the snapshot ends, each with what its client is told.
+
+    Of a suspended tenant those end that no backend has seen: what waits to go on has begun, and may finish.
+    """
     cancelled = frozenset(snapshot.cancelled)
-    found = []
+    found: list[tuple[Call, FairlaneError]] = []
     for call in calls:
-        if call.identity.tenant in tenants:
+        if call.identity.tenant in roster.suspended and call.dispatched_s is None:
+            found.append((call, TenantDisabled("This tenant is suspended.")))
+        elif call.identity.tenant in roster.stopped:
             found.append((call, StoppedByOperator("The operator has stopped all requests of this tenant.")))
         elif not record.takes_grammars and call.request.is_forced:
             found.append((call, grammars_stopped()))

@@ -29,8 +29,8 @@ from router_ext.settings import load_backend_key
 from router_ext.wire.controlplane import BackendRecord, ConfigSnapshot, LimitsRecord, PoolRecord, TenantRecord
 from router_ext.wire.tgi import Info
 
-STOPPED = "stopped"
-"""State of a tenant that may not even finish."""
+STOPPED, SUSPENDED = "stopped", "suspended"
+"""States of a tenant that may not even finish, and of one that may not begin."""
 
 DEFAULT_MODELS = frozenset({"", "tgi", "dummy"})
 """What clients send when they mean "whatever runs here" (``dummy`` is huggingface_hub's)."""
@@ -46,7 +46,7 @@ class Roster:
     who has changed.
 
     Attributes:
-        shares: validated. stopped: ids of tenants of which nothing may run.
+        shares: validated. stopped, suspended: ids of tenants of which nothing may run, or nothing may begin.
 
     Raises:
         ConfigError: naming field, value and accepted range.
@@ -73,6 +73,7 @@ class Roster:
         groups = map(build_group, map(msgspec.structs.asdict, snapshot.groups))
         self.shares: Shares = build_shares((share for _, share in self._shares.values()), groups)
         self.stopped = frozenset(record.tenant for record in snapshot.tenants if record.state == STOPPED)
+        self.suspended = frozenset(record.tenant for record in snapshot.tenants if record.state == SUSPENDED)
 
     def name_of(self, tenant: str) -> str:
         """What people call a tenant; its id if it is configured no more."""

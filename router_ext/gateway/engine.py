@@ -209,7 +209,7 @@ class PoolEngine:
 
     def _brake(self) -> None:
         """End what the operator has stopped; take what can go on elsewhere from backends that are drained."""
-        for call, error in stopped(list(self.calls), self.record, self._snapshot, self._roster.stopped):
+        for call, error in stopped(list(self.calls), self.record, self._snapshot, self._roster):
             self.end_call(call, error)
         drained = {b.backend for b in self.record.backends if b.is_drained}
         if not drained:

@@ -82,7 +82,7 @@ class LimitsRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 class TenantRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A tenant. ``tiers`` are the allowed ones, ``default_tier`` one of them. ``state``: ``active``; ``suspended``:
-    nothing new is taken; ``stopped``: what runs ends as well.
+    nothing new is taken and what waits ends; ``stopped``: what runs ends as well.
 
     ``group``: its fairness group, in which ``weight`` is its share; None: it competes for itself.
     """

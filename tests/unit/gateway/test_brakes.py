@@ -119,6 +119,26 @@ async def test_a_stopped_tenant_ends_and_is_refused(world: Two) -> None:
     assert [call.identity.tenant for call in engine_of(world).calls] == ["ten_bob"]
 
 
+async def test_a_suspended_tenant_finishes_what_runs_and_what_waits_ends(world: Two) -> None:
+    running_one = ask(world)
+    await until(lambda: b" t2" in running_one.data)
+    backends = [msgspec.structs.replace(b, is_cordoned=True) for b in world.setup.snapshot().pools[0].backends]
+    await world.publish(pool={"backends": backends})
+    openai = Peer(world, "/v1/completions", {"model": "tgi", "prompt": "a b c", "max_tokens": 9, "stream": True})
+    waiting = [ask(world), openai, ask(world, key=world.bob)]
+    await until(lambda: engine_of(world).stats().queued == 3)
+    await world.publish(pool={"backends": backends}, tenant={"ten_alice": {"state": "suspended"}})
+    for peer in waiting[:2]:
+        data = await peer.wait()
+        assert (peer.status, b"This tenant is suspended." in data) == (403, True)
+    assert b"tenant_disabled" in waiting[1].data
+    assert engine_of(world).stats().queued == 1
+    assert len(engine_of(world).calls) == 2, "what runs goes on, and so does the other tenant's request"
+    refused = ask(world)
+    await refused.wait()
+    assert refused.status == 403
+
+
 async def test_a_drained_backend_is_empty_at_once_and_nothing_is_lost(world: Two) -> None:
     peers = [ask(world), ask(world)]
     await until(lambda: all(b" t2" in peer.data for peer in peers))
