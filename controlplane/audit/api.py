@@ -4,16 +4,31 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.http import HttpResponseBase
+from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema, extend_schema_view
 from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.response import Response
 
 from controlplane.audit import queries
+from controlplane.audit.export import FORMATS, download
 from controlplane.audit.models import AuditEntry, AuditHead
+from controlplane.common.errors import Invalid
 from controlplane.common.rest import PROBLEMS, UseCaseViewSet
 
-_FILTERS = ("object_type", "object_id", "tenant")
+_PARAMETERS = [
+    OpenApiParameter("actor", str, description="Id of who acted, or a part of the name"),
+    OpenApiParameter("action", str, description="Such as `tenant.updated`, or `tenant` for all of them"),
+    OpenApiParameter("object_type", str),
+    OpenApiParameter("object_id", str, description="Found in actions on many as well"),
+    OpenApiParameter("tenant", str, description="Id; found in actions on many as well"),
+    OpenApiParameter("from", str, description="Day or instant, UTC where it names no offset"),
+    OpenApiParameter("to", str, description="Likewise; a day is inside, an instant is not"),
+    OpenApiParameter(
+        "format", str, enum=list(FORMATS), description="All of them as a streamed file, whatever `limit` and `cursor`"
+    ),
+]
 
 
 class AuditEntrySerializer(serializers.ModelSerializer[AuditEntry]):
@@ -58,8 +73,12 @@ class VerdictSerializer(serializers.Serializer[Any]):
 
 @extend_schema_view(
     list=extend_schema(
-        responses={200: AuditEntrySerializer(many=True), **PROBLEMS},
-        parameters=[OpenApiParameter(name, str) for name in _FILTERS],
+        responses={
+            200: AuditEntrySerializer(many=True),
+            (200, "text/csv"): OpenApiTypes.STR,
+            **PROBLEMS,
+        },
+        parameters=_PARAMETERS,
     ),
 )
 class AuditViewSet(UseCaseViewSet):
@@ -68,10 +87,14 @@ class AuditViewSet(UseCaseViewSet):
     serializer_class = AuditEntrySerializer
 
     def get_queryset(self) -> Any:
-        given = {name: self.request.query_params.get(name, "") for name in _FILTERS}
-        return queries.entries(actor=self.actor, **given)
+        return queries.entries(actor=self.actor, narrowed=queries.read_filter(self.request.query_params))
 
-    def list(self, request: Any) -> Response:
+    def list(self, request: Any) -> HttpResponseBase:
+        form = request.query_params.get("format")
+        if form not in (None, *FORMATS):
+            raise Invalid({"format": f"one of {', '.join(FORMATS)}, not {form[:40]!r}"})
+        if form is not None:
+            return download(queries.all_of(self.get_queryset()), form)
         return self.listed(self.get_queryset())
 
     @extend_schema(responses={200: HeadSerializer, **PROBLEMS}, filters=False)

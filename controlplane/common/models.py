@@ -16,6 +16,18 @@ class Record(models.Model):
         abstract = True
 
 
+class Managed(models.Model):
+    """What a file may be the truth of: ``managed_by`` names the program that keeps the row as its file says, "" none.
+
+    Only a label: whoever may change the row may do so.
+    """
+
+    managed_by = models.CharField(max_length=63, blank=True, default="", db_index=True)
+
+    class Meta:
+        abstract = True
+
+
 class IdempotencyRecord(models.Model):
     """The answer to a create, kept a day. Secrets are not in ``body``: they are shown once."""
 

@@ -54,6 +54,16 @@ class LimitsSerializer(StrictSerializer):
         }
 
 
+def managed_by_field() -> serializers.CharField:
+    """The label of ``Managed``, for serializers of new rows and of changes."""
+    return serializers.CharField(
+        max_length=63,
+        required=False,
+        allow_blank=True,
+        help_text="Program that keeps it as a file says, such as `fairlane-apply`; empty: none",
+    )
+
+
 class BrakeSerializer(StrictSerializer):
     reason = serializers.CharField(max_length=MAX_REASON, help_text="Why; kept in the audit log")
 

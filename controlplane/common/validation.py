@@ -54,6 +54,11 @@ class Checks:
         if not SLUG.match(value):
             self.add(field, f"{value!r} is not 1 to 63 of a-z, 0-9 and -, beginning and ending with a letter or digit")
 
+    def manager(self, managed_by: str) -> None:
+        """Name of the program a row is managed by, or "" for none."""
+        if managed_by:
+            self.slug("managed_by", managed_by)
+
     def done(self) -> None:
         if self.fields:
             raise Invalid(self.fields)

@@ -34,6 +34,7 @@ class PoolChanges(TypedDict, total=False):
     is_guarded: bool
     vocabulary: int
     takes_grammars: bool
+    managed_by: str
 
 
 class BackendChanges(TypedDict, total=False):
@@ -59,6 +60,7 @@ def pool_fields(pool: Pool) -> dict[str, Any]:
         "is_guarded": pool.is_guarded,
         "vocabulary": pool.vocabulary,
         "takes_grammars": pool.takes_grammars,
+        "managed_by": pool.managed_by,
         "predictor_artifact": pool.predictor_artifact,
         "predictor_digest": pool.predictor_digest,
         "predictor_kind": pool.predictor_kind,
@@ -96,6 +98,7 @@ def _check_pool(pool: Pool, words: Sequence[str]) -> None:
         if word in RESERVED_WORDS:
             checks.add(field, f"{word!r} means the key's default pool and cannot name one")
     checks.number("vocabulary", pool.vocabulary, 1, 10_000_000)
+    checks.manager(pool.managed_by)
     policies = policy_pages()
     if pool.policy not in policies:
         checks.add("policy", f"unknown policy {pool.policy!r} (one of {', '.join(policies)})")
@@ -136,13 +139,14 @@ def create_pool(
     is_guarded: bool = True,
     vocabulary: int = VOCABULARY,
     takes_grammars: bool = True,
+    managed_by: str = "",
 ) -> Pool:
     """A pool of servers of one model.
 
     Args:
         name: what a request's ``model`` says. aliases: further words for it.
         scheduling: knobs (``core.config.KNOBS``) by name, where they differ from their defaults.
-        is_guarded, vocabulary, takes_grammars: as of ``PoolRecord``.
+        is_guarded, vocabulary, takes_grammars: as of ``PoolRecord``. managed_by: as of ``Managed``.
     """
     pool = Pool(
         name=name,
@@ -152,6 +156,7 @@ def create_pool(
         is_guarded=is_guarded,
         vocabulary=vocabulary,
         takes_grammars=takes_grammars,
+        managed_by=managed_by,
     )
     words = [w.strip() for w in aliases]
     _check_pool(pool, words)

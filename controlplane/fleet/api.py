@@ -20,6 +20,7 @@ from controlplane.common.rest import (
     ReleaseSerializer,
     StrictSerializer,
     UseCaseViewSet,
+    managed_by_field,
 )
 from controlplane.fleet import actions, brakes, queries, routers
 from controlplane.fleet.brakes_api import OccupancySerializer
@@ -123,6 +124,7 @@ class PoolChangesSerializer(StrictSerializer):
     takes_grammars = serializers.BooleanField(
         required=False, help_text="False ends what has a grammar, a response format or tools, and refuses more"
     )
+    managed_by = managed_by_field()
 
 
 class NewPoolSerializer(PoolChangesSerializer):
@@ -145,7 +147,7 @@ class PoolSerializer(serializers.ModelSerializer[Pool]):
         model = Pool
         fields = [
             "id", "name", "aliases", "policy", "scheduling", "tokenizer_path", "is_guarded", "vocabulary",
-            "takes_grammars", "predictor", "length_model", "version", "created_at", "updated_at",
+            "takes_grammars", "predictor", "length_model", "managed_by", "version", "created_at", "updated_at",
         ]  # fmt: skip
 
     def get_aliases(self, pool: Pool) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.db import models
 
 from controlplane.common.ids import new_id
-from controlplane.common.models import Record
+from controlplane.common.models import Managed, Record
 
 
 def _pool_id() -> str:
@@ -24,7 +24,7 @@ def _cancellation_id() -> str:
     return new_id("cnl")
 
 
-class Pool(Record):
+class Pool(Managed, Record):
     """The servers of one model; fairness is kept per pool.
 
     ``scheduling``: knobs (``core.config.KNOBS``) by name, where the operator has set them.

@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 
 from django.conf import settings
 from django.db import connection
+from django.db.models import F
 from typing_extensions import Unpack
 
 from controlplane.audit.actions import record, save_change
@@ -119,7 +120,7 @@ def issue_key(
         may_choose_tier: the header ``x-fairlane-tier`` is honoured.
         limits: beside the tenant's; by the names of ``LimitsRecord``, what is left out has no limit.
     """
-    tenant = visible(Tenant.objects.all(), actor=actor).filter(pk=without_nul(tenant_id)).first()
+    tenant = visible(tenant_queries.live_tenants(), actor=actor).filter(pk=without_nul(tenant_id)).first()
     if tenant is None:
         raise Invalid({"tenant": f"no tenant {tenant_id!r}"})
     if actor.tenant is not None and ApiKey.objects.filter(tenant=tenant, revoked_at=None).count() >= MAX_OWN_KEYS:
@@ -206,6 +207,15 @@ def revoke_key(*, actor: Actor, key_id: str, expected_version: int | None = None
             publish=f"key {key.public_id} revoked",
         )
     return key
+
+
+def revoke_all(actor: Actor, tenant: Tenant) -> dict[str, Any]:
+    """Revoke the live keys of a tenant that is being deleted; returns their public ids for the audit entry."""
+    live = ApiKey.objects.filter(tenant=tenant, revoked_at=None).order_by("id")
+    public_ids = list(live.values_list("public_id", flat=True))
+    now = utc_now()
+    live.update(revoked_at=now, updated_at=now, version=F("version") + 1)
+    return {"keys_revoked": public_ids}
 
 
 _USED_SQL = """

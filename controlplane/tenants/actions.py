@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
 
 from django.db.models import ProtectedError
@@ -10,13 +10,14 @@ from typing_extensions import Unpack
 
 from controlplane.audit.actions import delete_change, record, save_change
 from controlplane.common.actor import Actor
+from controlplane.common.clock import utc_now
 from controlplane.common.errors import Conflict
 from controlplane.common.limits import limit_fields, set_limits
 from controlplane.common.use_case import mark_config_changed, use_case
 from controlplane.common.validation import Checks, checked_reason, lock_version
 from controlplane.common.zones import check_zone
 from controlplane.tenants.models import Group, Tenant, TenantState, TenantTier
-from controlplane.tenants.queries import find_group, tier_names
+from controlplane.tenants.queries import find_group, live_tenants, tier_names
 from controlplane.tiers.models import Tier
 from controlplane.tiers.queries import find_tiers
 
@@ -32,10 +33,24 @@ class TenantChanges(TypedDict, total=False):
     timezone: str
     group: str | None
     limits: Mapping[str, int | None]
+    managed_by: str
 
 
 class GroupChanges(TypedDict, total=False):
     weight: float
+    managed_by: str
+
+
+_releasers: list[Callable[[Actor, Tenant], Mapping[str, Any]]] = []
+
+
+def on_tenant_deleted(releaser: Callable[[Actor, Tenant], Mapping[str, Any]]) -> None:
+    """Register what lets go of a tenant's belongings when it is deleted, inside that transaction.
+
+    It returns what it did, for the audit entry of the deletion.
+    """
+    if releaser not in _releasers:
+        _releasers.append(releaser)
 
 
 def tenant_fields(tenant: Tenant) -> dict[str, Any]:
@@ -50,11 +65,12 @@ def tenant_fields(tenant: Tenant) -> dict[str, Any]:
         "timezone": tenant.timezone,
         "group": None if tenant.group is None else tenant.group.name,
         "limits": limit_fields(tenant),
+        "managed_by": tenant.managed_by,
     }
 
 
 def group_fields(group: Group) -> dict[str, Any]:
-    return {"name": group.name, "weight": group.weight}
+    return {"name": group.name, "weight": group.weight, "managed_by": group.managed_by}
 
 
 def _resolve(checks: Checks, names: Sequence[str], default: str) -> tuple[list[Tier], Tier | None]:
@@ -84,6 +100,7 @@ def _check(checks: Checks, tenant: Tenant) -> None:
     checks.number("weight", tenant.weight, 0.001, 10_000)
     checks.number("max_queued", tenant.max_queued, 1, 1_000_000)
     check_zone(checks, "timezone", tenant.timezone)
+    checks.manager(tenant.managed_by)
     if tenant.state not in TenantState.values:
         checks.add("state", f"{tenant.state!r} is not one of {', '.join(TenantState.values)}")
 
@@ -106,6 +123,7 @@ def create_tenant(
     timezone: str = "UTC",
     group: str | None = None,
     limits: Mapping[str, int | None] | None = None,
+    managed_by: str = "",
 ) -> Tenant:
     """A tenant; routers know it within two seconds.
 
@@ -114,7 +132,7 @@ def create_tenant(
         weight: its share, relative to the other tenants'; in a group, to its other members'.
         timezone: whose months its statements cover.
         group: name of its fairness group, None for none.
-        limits: by the names of ``LimitsRecord``; what is left out has no limit.
+        limits: by the names of ``LimitsRecord``; what is left out has no limit. managed_by: as of ``Managed``.
     """
     checks = Checks()
     tenant = Tenant(
@@ -124,6 +142,7 @@ def create_tenant(
         max_queued=max_queued,
         timezone=timezone,
         group=_find_group(checks, group),
+        managed_by=managed_by,
     )
     _check(checks, tenant)
     set_limits(checks, tenant, limits or {})
@@ -151,7 +170,7 @@ def update_tenant(
     *, actor: Actor, tenant_id: str, expected_version: int | None = None, **changes: Unpack[TenantChanges]
 ) -> Tenant:
     """Change some fields of a tenant; what is left out stays, of its limits as well."""
-    tenant = lock_version(Tenant.objects.all(), "tenant", tenant_id, expected_version)
+    tenant = lock_version(live_tenants(), "tenant", tenant_id, expected_version)
     before = tenant_fields(tenant)
     checks = Checks()
     rows, chosen = _resolve(
@@ -188,6 +207,26 @@ def stop_tenant(*, actor: Actor, tenant_id: str, reason: str, expected_version: 
 
 
 @use_case()
+def suspend_tenant(
+    *,
+    actor: Actor,
+    tenant_id: str,
+    reason: str = "",
+    is_cut: bool = False,
+    expected_version: int | None = None,
+) -> Tenant:
+    """Refuse a tenant's new requests and end those that wait; what runs finishes.
+
+    Args:
+        is_cut: what runs ends as well: the tenant is stopped.
+    """
+    said = checked_reason(reason) if reason else ""
+    if is_cut:
+        return _brake(actor, tenant_id, expected_version, TenantState.STOPPED, "stopped", said)
+    return _brake(actor, tenant_id, expected_version, TenantState.SUSPENDED, "suspended", said)
+
+
+@use_case()
 def resume_tenant(*, actor: Actor, tenant_id: str, reason: str = "", expected_version: int | None = None) -> Tenant:
     """Let a stopped or suspended tenant go on."""
     said = checked_reason(reason) if reason else ""
@@ -197,7 +236,7 @@ def resume_tenant(*, actor: Actor, tenant_id: str, reason: str = "", expected_ve
 def _brake(
     actor: Actor, tenant_id: str, expected_version: int | None, state: TenantState, how: str, reason: str
 ) -> Tenant:
-    tenant = lock_version(Tenant.objects.all(), "tenant", tenant_id, expected_version)
+    tenant = lock_version(live_tenants(), "tenant", tenant_id, expected_version)
     if tenant.state == state:
         return tenant
     before = tenant_fields(tenant)
@@ -214,21 +253,59 @@ def _brake(
     return tenant
 
 
+@use_case()
+def delete_tenant(*, actor: Actor, tenant_id: str, expected_version: int | None = None) -> None:
+    """Delete a tenant that is suspended or stopped: its keys are revoked for good, its short name is free again.
+
+    What it used stays in the books, under its name with "(deleted)" behind it.
+
+    Raises:
+        Conflict: it is active.
+    """
+    tenant = lock_version(live_tenants(), "tenant", tenant_id, expected_version)
+    if tenant.state == TenantState.ACTIVE:
+        raise Conflict(f"tenant {tenant.slug!r} is active: suspend it first")
+    before, slug = tenant_fields(tenant), tenant.slug
+    released: dict[str, Any] = {}
+    for release in _releasers:
+        released |= release(actor, tenant)
+    tenant.deleted_at = utc_now()
+    tenant.name = f"{tenant.name[:189]} (deleted)"
+    tenant.slug = f"deleted-{tenant.id.lower().replace('_', '-')}"[:63]
+    tenant.group, tenant.managed_by = None, ""
+    # A default tier it must have; of the others it lets go, so that they may be deleted.
+    TenantTier.objects.filter(tenant=tenant).exclude(tier=tenant.default_tier).delete()
+    tenant.version += 1
+    tenant.save()
+    record(
+        actor=actor,
+        action="tenant.deleted",
+        object_type="tenant",
+        object_id=tenant.id,
+        tenant=tenant.id,
+        before=before,
+        after={"name": tenant.name, "deleted_at": tenant.deleted_at, **released},
+    )
+    mark_config_changed(f"tenant {slug} deleted")
+
+
 def _check_group(group: Group) -> None:
     checks = Checks()
     checks.slug("name", group.name)
     checks.number("weight", group.weight, 0.001, 10_000)
+    checks.manager(group.managed_by)
     checks.done()
 
 
 @use_case()
-def create_group(*, actor: Actor, name: str, weight: float = 1.0) -> Group:
+def create_group(*, actor: Actor, name: str, weight: float = 1.0, managed_by: str = "") -> Group:
     """A fairness group; tenants join it by its name, which stays for good.
 
     Args:
         weight: its share in every pool, relative to other groups and to tenants without one.
+        managed_by: as of ``Managed``.
     """
-    group = Group(name=name, weight=weight)
+    group = Group(name=name, weight=weight, managed_by=managed_by)
     _check_group(group)
     if Group.objects.filter(name=name).exists():
         raise Conflict(f"a fairness group {name!r} exists")

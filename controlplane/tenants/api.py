@@ -19,8 +19,9 @@ from controlplane.common.rest import (
     ReleaseSerializer,
     StrictSerializer,
     UseCaseViewSet,
+    managed_by_field,
 )
-from controlplane.tenants import actions, queries
+from controlplane.tenants import actions, bulk, queries
 from controlplane.tenants.models import Group, Tenant, TenantState
 
 _ZONE_HELP = "IANA name of the time zone whose months its statements cover"
@@ -37,6 +38,7 @@ class NewTenantSerializer(StrictSerializer):
     timezone = serializers.CharField(required=False, default="UTC", max_length=64, help_text=_ZONE_HELP)
     group = serializers.CharField(required=False, allow_null=True, default=None, max_length=63, help_text=_GROUP_HELP)
     limits = LimitsSerializer(required=False)
+    managed_by = managed_by_field()
 
 
 class TenantChangesSerializer(StrictSerializer):
@@ -52,6 +54,28 @@ class TenantChangesSerializer(StrictSerializer):
     state = serializers.ChoiceField(choices=TenantState.choices, required=False)
     group = serializers.CharField(required=False, allow_null=True, max_length=63, help_text=_GROUP_HELP)
     limits = LimitsSerializer(required=False)
+    managed_by = managed_by_field()
+
+
+class SuspensionSerializer(ReleaseSerializer):
+    is_cut = serializers.BooleanField(
+        required=False, default=False, help_text="What runs ends as well: the tenant is stopped"
+    )
+
+
+class BulkChangeSerializer(ReleaseSerializer):
+    tenants = serializers.ListField(
+        child=serializers.CharField(max_length=40), min_length=1, max_length=bulk.MAX_BULK, help_text="Ids"
+    )
+    state = serializers.ChoiceField(choices=TenantState.choices, required=False)
+    weight = serializers.FloatField(required=False, min_value=0.001, max_value=10_000)
+    default_tier = serializers.CharField(
+        max_length=40, required=False, help_text="Becomes one of their tiers where it is not"
+    )
+
+
+class BulkResultSerializer(serializers.Serializer[Any]):
+    changed = serializers.ListField(child=serializers.CharField(), help_text="Those that were not so already")
 
 
 class TenantSerializer(serializers.ModelSerializer[Tenant]):
@@ -66,7 +90,7 @@ class TenantSerializer(serializers.ModelSerializer[Tenant]):
         model = Tenant
         fields = [
             "id", "slug", "name", "weight", "state", "tiers", "default_tier", "max_queued", "timezone", "group",
-            "limits", "version", "created_at", "updated_at",
+            "limits", "managed_by", "version", "created_at", "updated_at",
         ]  # fmt: skip
 
     def get_tiers(self, tenant: Tenant) -> list[str]:
@@ -89,6 +113,7 @@ _EXAMPLE = OpenApiExample(
         parameters=[IDEMPOTENCY_KEY],
         examples=[_EXAMPLE],
     ),
+    destroy=extend_schema(responses={204: None, **PROBLEMS}, parameters=[IF_MATCH]),
     partial_update=extend_schema(
         request=TenantChangesSerializer, responses={200: TenantSerializer, **PROBLEMS}, parameters=[IF_MATCH]
     ),
@@ -117,6 +142,27 @@ class TenantViewSet(UseCaseViewSet):
         actions.update_tenant(actor=self.actor, tenant_id=pk, expected_version=self.expected_version(), **changes)
         return self.shown(self.found(pk))
 
+    def destroy(self, request: Any, pk: str) -> Response:
+        """Delete a tenant that is suspended or stopped: its keys are revoked, its use stays in the books."""
+        actions.delete_tenant(actor=self.actor, tenant_id=pk, expected_version=self.expected_version())
+        return Response(status=204)
+
+    @extend_schema(request=BulkChangeSerializer, responses={200: BulkResultSerializer, **PROBLEMS})
+    @action(detail=False, methods=["post"], url_path="bulk")
+    def change_many(self, request: Any) -> Response:
+        """Change the state, weight or default tier of up to 1,000 tenants: all or none, one audit entry."""
+        body: Any = self.checked(BulkChangeSerializer)
+        changed = bulk.change_tenants(actor=self.actor, tenant_ids=body.pop("tenants"), **body)
+        return Response({"changed": [tenant.id for tenant in changed]})
+
+    @extend_schema(request=SuspensionSerializer, responses={200: TenantSerializer, **PROBLEMS}, parameters=[IF_MATCH])
+    @action(detail=True, methods=["post"])
+    def suspend(self, request: Any, pk: str) -> Response:
+        """Refuse its new requests and end those that wait; what runs finishes, unless it is cut."""
+        body = self.checked(SuspensionSerializer)
+        actions.suspend_tenant(actor=self.actor, tenant_id=pk, expected_version=self.expected_version(), **body)
+        return self.shown(self.found(pk))
+
     @extend_schema(request=BrakeSerializer, responses={200: TenantSerializer, **PROBLEMS}, parameters=[IF_MATCH])
     @action(detail=True, methods=["post"])
     def stop(self, request: Any, pk: str) -> Response:
@@ -141,6 +187,7 @@ class GroupChangesSerializer(StrictSerializer):
         max_value=10_000,
         help_text="Share in every pool, relative to other groups and to tenants without one",
     )
+    managed_by = managed_by_field()
 
 
 class NewGroupSerializer(GroupChangesSerializer):
@@ -150,7 +197,7 @@ class NewGroupSerializer(GroupChangesSerializer):
 class GroupSerializer(serializers.ModelSerializer[Group]):
     class Meta:
         model = Group
-        fields = ["id", "name", "weight", "version", "created_at", "updated_at"]
+        fields = ["id", "name", "weight", "managed_by", "version", "created_at", "updated_at"]
 
 
 @extend_schema_view(

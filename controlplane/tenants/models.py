@@ -6,7 +6,7 @@ from django.db import models
 
 from controlplane.common.ids import new_id
 from controlplane.common.limits import Limited
-from controlplane.common.models import Record
+from controlplane.common.models import Managed, Record
 
 
 def _tenant_id() -> str:
@@ -17,7 +17,7 @@ def _group_id() -> str:
     return new_id("grp")
 
 
-class Group(Record):
+class Group(Managed, Record):
     """A fairness group: its tenants compete in every pool as one of this weight, and share it by their own weights.
 
     Its name is its public reference and never changes: routers keep its service counters by it.
@@ -37,17 +37,17 @@ class Group(Record):
 
 
 class TenantState(models.TextChoices):
-    """``suspended``: nothing new is taken; ``stopped``: what runs ends as well."""
+    """``suspended``: nothing new is taken, what waits ends; ``stopped``: what runs ends as well."""
 
     ACTIVE = "active"
     SUSPENDED = "suspended"
     STOPPED = "stopped"
 
 
-class Tenant(Limited, Record):
+class Tenant(Limited, Managed, Record):
     """A tenant. A database constraint holds ``default_tier`` to one of the allowed ``tiers``.
 
-    ``timezone``: whose months its statements cover; an IANA name.
+    ``timezone``: whose months its statements cover; an IANA name. ``deleted_at``: only its name is left, for the books.
     """
 
     id = models.CharField(primary_key=True, max_length=40, default=_tenant_id, editable=False)
@@ -60,6 +60,7 @@ class Tenant(Limited, Record):
     max_queued = models.PositiveIntegerField(default=2_000)
     timezone = models.CharField(max_length=64, default="UTC")
     group = models.ForeignKey(Group, null=True, blank=True, on_delete=models.PROTECT, related_name="tenants")
+    deleted_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:
         constraints = [

@@ -16,8 +16,13 @@ from router_ext.wire.controlplane import GroupRecord, TenantRecord
 
 def tenants(*, actor: Actor) -> QuerySet[Tenant]:
     """Tenants with their tiers."""
-    rows = Tenant.objects.select_related("default_tier", "group").prefetch_related("tiers")
+    rows = live_tenants().select_related("default_tier", "group").prefetch_related("tiers")
     return visible(rows, actor=actor).order_by("slug")
+
+
+def live_tenants() -> QuerySet[Tenant]:
+    """Those that are not deleted. For use cases."""
+    return Tenant.objects.filter(deleted_at=None)
 
 
 def groups(*, actor: Actor) -> QuerySet[Group]:
@@ -36,7 +41,7 @@ def tier_names(tenant: Tenant) -> list[str]:
 
 
 def tenant_names() -> dict[str, str]:
-    """Name by id, for pages and reports that show what the books recorded."""
+    """Name by id, of deleted ones as well, for pages and reports that show what the books recorded."""
     return dict(Tenant.objects.values_list("id", "name"))
 
 
@@ -79,7 +84,7 @@ def tenant_records() -> list[TenantRecord]:
     links = TenantTier.objects.order_by("tier__rank", "tier__name")
     for tenant, tier in links.values_list("tenant_id", "tier__name"):
         allowed[tenant].append(tier)
-    rows = Tenant.objects.order_by("id")
+    rows = live_tenants().order_by("id")
     return [
         TenantRecord(
             tenant=tenant,

@@ -20,6 +20,7 @@ class TierChanges(TypedDict, total=False):
     ttft_target_s: float | None
     max_queue_wait_s: float | None
     grammar_stall_s: float | None
+    managed_by: str
 
 
 def tier_fields(tier: Tier) -> dict[str, Any]:
@@ -29,6 +30,7 @@ def tier_fields(tier: Tier) -> dict[str, Any]:
         "ttft_target_s": tier.ttft_target_s,
         "max_queue_wait_s": tier.max_queue_wait_s,
         "grammar_stall_s": tier.grammar_stall_s,
+        "managed_by": tier.managed_by,
     }
 
 
@@ -41,6 +43,7 @@ def _check(tier: Tier) -> None:
     checks.number("ttft_target_s", tier.ttft_target_s, 0, 3_600, is_low_open=True)
     checks.number("max_queue_wait_s", tier.max_queue_wait_s, 0, 86_400, is_low_open=True)
     checks.number("grammar_stall_s", tier.grammar_stall_s, 0, 60)
+    checks.manager(tier.managed_by)
     checks.done()
 
 
@@ -53,6 +56,7 @@ def create_tier(
     ttft_target_s: float | None = None,
     max_queue_wait_s: float | None = None,
     grammar_stall_s: float | None = None,
+    managed_by: str = "",
 ) -> Tier:
     """A tier; tenants get it by name. Its name stays for good, since the books name it."""
     tier = Tier(
@@ -61,6 +65,7 @@ def create_tier(
         ttft_target_s=ttft_target_s,
         max_queue_wait_s=max_queue_wait_s,
         grammar_stall_s=grammar_stall_s,
+        managed_by=managed_by,
     )
     _check(tier)
     if Tier.objects.filter(name=name).exists():

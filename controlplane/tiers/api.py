@@ -8,7 +8,14 @@ from drf_spectacular.utils import extend_schema, extend_schema_view
 from rest_framework import serializers
 from rest_framework.response import Response
 
-from controlplane.common.rest import IDEMPOTENCY_KEY, IF_MATCH, PROBLEMS, StrictSerializer, UseCaseViewSet
+from controlplane.common.rest import (
+    IDEMPOTENCY_KEY,
+    IF_MATCH,
+    PROBLEMS,
+    StrictSerializer,
+    UseCaseViewSet,
+    managed_by_field,
+)
 from controlplane.tiers import actions, queries
 from controlplane.tiers.models import Tier
 
@@ -24,6 +31,7 @@ class TierChangesSerializer(StrictSerializer):
         max_value=60,
         help_text="Seconds a new grammar may stall a backend; null: 2, 0: no grammars",
     )
+    managed_by = managed_by_field()
 
 
 class NewTierSerializer(TierChangesSerializer):
@@ -34,8 +42,8 @@ class TierSerializer(serializers.ModelSerializer[Tier]):
     class Meta:
         model = Tier
         fields = [
-            "id", "name", "rank", "ttft_target_s", "max_queue_wait_s", "grammar_stall_s", "version", "created_at",
-            "updated_at",
+            "id", "name", "rank", "ttft_target_s", "max_queue_wait_s", "grammar_stall_s", "managed_by", "version",
+            "created_at", "updated_at",
         ]  # fmt: skip
 
 

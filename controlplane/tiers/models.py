@@ -5,14 +5,14 @@ from __future__ import annotations
 from django.db import models
 
 from controlplane.common.ids import new_id
-from controlplane.common.models import Record
+from controlplane.common.models import Managed, Record
 
 
 def _tier_id() -> str:
     return new_id("tier")
 
 
-class Tier(Record):
+class Tier(Managed, Record):
     """A tier; its name is its public reference and never changes, because the books name it.
 
     ``grammar_stall_s``: seconds a new grammar may stall a backend; None: the routers' 2, 0: no grammars.

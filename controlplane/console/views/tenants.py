@@ -24,8 +24,8 @@ from controlplane.fleet import queries as fleet_queries
 from controlplane.keys import actions as key_actions
 from controlplane.keys import queries as key_queries
 from controlplane.keys.models import ApiKey
-from controlplane.tenants import actions, queries
-from controlplane.tenants.models import Tenant
+from controlplane.tenants import actions, bulk, queries
+from controlplane.tenants.models import Tenant, TenantState
 from controlplane.tiers import queries as tier_queries
 from controlplane.usage.quotas import quota_use
 
@@ -128,13 +128,15 @@ def _tenant(request: HttpRequest, tenant_id: str) -> Tenant:
 def index(request: HttpRequest) -> HttpResponseBase:
     """By short name, a page at a time; ``after`` is the last short name of the page before."""
     search, after = (without_nul(request.GET.get(name, "")).strip() for name in ("q", "after"))
-    rows = queries.tenants(actor=actor_of(request))
+    actor = actor_of(request)
+    rows = queries.tenants(actor=actor)
     if search:
         rows = rows.filter(name__icontains=search) | rows.filter(slug__icontains=search)
     tenants = list(rows.filter(slug__gt=after)[: PAGE + 1])
     context = {
         "tenants": tenants[:PAGE],
         "search": search,
+        "bulk": BulkForm(actor=actor),
         "next": tenants[PAGE - 1].slug if len(tenants) > PAGE else None,
     }
     return render(request, "console/tenants.html", context)
@@ -197,14 +199,86 @@ def detail(request: HttpRequest, tenant_id: str) -> HttpResponseBase:
 @require_POST
 @signed_in
 def set_state(request: HttpRequest, tenant_id: str) -> HttpResponseBase:
-    """Suspend the tenant or make it active again."""
-    state = request.POST.get("state", "")
+    """Suspend the tenant, cutting what runs where that is ticked, or make it active again."""
+    state, reason = request.POST.get("state", ""), request.POST.get("reason", "")
 
     def change() -> str:
-        tenant = actions.update_tenant(actor=actor_of(request), tenant_id=tenant_id, state=state)
+        actor = actor_of(request)
+        if state == TenantState.SUSPENDED:
+            is_cut = request.POST.get("is_cut") == "on"
+            tenant = actions.suspend_tenant(actor=actor, tenant_id=tenant_id, reason=reason, is_cut=is_cut)
+        else:
+            tenant = actions.resume_tenant(actor=actor, tenant_id=tenant_id, reason=reason)
         return f"Tenant {tenant.name} is {tenant.state}."
 
     return act(request, change, reverse("console:tenant", args=[tenant_id]))
+
+
+@require_POST
+@signed_in
+def delete(request: HttpRequest, tenant_id: str) -> HttpResponseBase:
+    """Delete a suspended tenant; back to it where that is refused."""
+
+    def change() -> str:
+        actions.delete_tenant(actor=actor_of(request), tenant_id=tenant_id)
+        return "Tenant deleted: its keys are revoked, its use stays in the books."
+
+    answer = act(request, change, reverse("console:tenants"))
+    is_there = queries.tenants(actor=actor_of(request)).filter(pk=tenant_id).exists()
+    return redirect("console:tenant", tenant_id) if is_there else answer
+
+
+class BulkForm(forms.Form):
+    """What to do with the tenants whose boxes are ticked."""
+
+    what = forms.ChoiceField(
+        label="With those that are ticked",
+        choices=[
+            ("suspend", "suspend"),
+            ("activate", "activate"),
+            ("weight", "set the weight to"),
+            ("tier", "make the default tier"),
+        ],
+    )
+    weight = forms.FloatField(required=False, widget=forms.NumberInput(attrs={"step": "any", "min": "0.001"}))
+    tier = forms.ChoiceField(required=False)
+    reason = forms.CharField(required=False, max_length=1_000, label="Why")
+
+    def __init__(self, data: Any = None, *, actor: Actor) -> None:
+        super().__init__(data, auto_id="bulk_%s")
+        names = [("", "–"), *((t.name, t.name) for t in tier_queries.tiers(actor=actor))]
+        self.fields["tier"].choices = names  # type: ignore[attr-defined]  # a choice field
+
+    def change(self) -> bulk.BulkChange:
+        """The fields that ``change_tenants`` takes."""
+        match self.cleaned_data["what"]:
+            case "suspend":
+                return {"state": TenantState.SUSPENDED.value}
+            case "activate":
+                return {"state": TenantState.ACTIVE.value}
+            case "weight":
+                if self.cleaned_data["weight"] is None:
+                    raise Invalid({"weight": "say which"})
+                return {"weight": self.cleaned_data["weight"]}
+            case _:
+                return {"default_tier": self.cleaned_data["tier"]}
+
+
+@require_POST
+@signed_in
+def change_many(request: HttpRequest) -> HttpResponseBase:
+    """The tenants that are ticked: all of them are changed, or none."""
+    actor = actor_of(request)
+    form = BulkForm(request.POST, actor=actor)
+
+    def change() -> str:
+        if not form.is_valid():
+            raise Invalid({name: list(map(str, texts)) for name, texts in form.errors.items()})
+        ids = request.POST.getlist("tenant")
+        changed = bulk.change_tenants(actor=actor, tenant_ids=ids, reason=form.cleaned_data["reason"], **form.change())
+        return f"{len(changed)} of {len(ids)} tenants changed; the others were so already."
+
+    return act(request, change, reverse("console:tenants"))
 
 
 @never_cache

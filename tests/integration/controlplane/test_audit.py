@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from io import StringIO
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from django.core.management import call_command
 from django.db import DatabaseError, connection, connections, transaction
+from django.test import Client
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from controlplane.audit import queries
 from controlplane.audit.actions import log_head
 from controlplane.audit.chain import COLUMNS, FIRST, canonical_json, next_hash
 from controlplane.audit.models import AuditEntry, AuditHead
-from controlplane.audit.queries import verify
+from controlplane.audit.queries import all_of, verify
 from controlplane.common.actor import Actor, system_actor
+from controlplane.common.clock import utc_now
 from controlplane.common.errors import Conflict, Invalid
 from controlplane.common.use_case import use_case
 from controlplane.tenants.actions import update_tenant
+from controlplane.tenants.bulk import change_tenants
 from controlplane.tiers.actions import create_tier, delete_tier, update_tier
 from tests.support.control_plane import ApiClient, make_tenant
 
@@ -203,6 +210,83 @@ def test_what_is_no_hash_is_refused(api: ApiClient, system: Actor) -> None:
     with pytest.raises(Invalid):
         verify(actor=system, heads=["abc"])
     assert api.send("GET", "/audit/verify?head=abc").status_code == 422
+
+
+@pytest.mark.django_db
+def test_the_log_is_narrowed_by_each_filter_and_by_all_at_once(api: ApiClient, system: Actor) -> None:
+    first, second, third = (make_tenant(system) for _ in range(3))
+    update_tenant(actor=system, tenant_id=first.id, weight=2.0)
+    change_tenants(actor=system, tenant_ids=[second.id, first.id], weight=4.0)
+    api.send("PATCH", f"/tenants/{third.id}", {"weight": 8})
+
+    def actions(**given: str) -> list[str]:
+        page = api.send("GET", f"/audit?{urlencode(given)}").json()
+        return [entry["action"].removeprefix("tenant.") for entry in page["results"]]
+
+    assert actions(tenant=first.id) == ["changed_together", "updated", "created"]
+    assert actions(object_id=second.id, object_type="tenant") == ["changed_together", "created"]
+    assert actions(tenant=third.id) == ["updated", "created"]
+    assert actions(tenant=third.id, actor="example.test") == ["updated"]
+    assert actions(actor="test", action="tenant.updated") == ["updated", "updated"]
+    assert len(actions(action="tenant")) == 6
+    assert actions(action="ten") == []
+    today = utc_now().date()
+    day = {"from": str(today - timedelta(days=1)), "to": str(today)}
+    assert len(actions(action="tenant", **day)) == 6
+    assert actions(action="tenant", to=f"{today}T00:00:00Z") == []
+    assert actions(**{"from": "2000-01-01T00:00:00+05:30", "to": "2000-01-01"}) == []
+    for wrong in ("from=yesterday", "to=2026-13-01", "format=xml"):
+        assert api.send("GET", f"/audit?{wrong}").status_code == 422
+
+
+@pytest.mark.django_db
+def test_the_export_is_all_of_the_filter_and_safe_in_a_spreadsheet(api: ApiClient, system: Actor) -> None:
+    tenant = make_tenant(system, name='=HYPERLINK("http://evil")')
+    for weight in range(2, 7):
+        update_tenant(actor=Actor(kind="user", id="u", label="@evil", scopes=system.scopes), tenant_id=tenant.id,
+                      weight=weight)  # fmt: skip
+    assert len(api.send("GET", f"/audit?limit=1&tenant={tenant.id}").json()["results"]) == 1
+    answer = api.send("GET", f"/audit?format=csv&limit=1&tenant={tenant.id}")
+    assert answer.headers["content-type"] == "text/csv; charset=utf-8"
+    rows = list(csv.DictReader(StringIO(answer.getvalue().decode())))
+    assert [row["actor_label"] for row in rows] == ["'@evil"] * 5 + ["test"]
+    assert json.loads(rows[0]["after"]) == {"weight": 6}
+    assert not any(cell.startswith(("=", "+", "-", "@")) for row in rows for cell in row.values())
+    exported = json.loads(api.send("GET", f"/audit?format=json&tenant={tenant.id}").getvalue())
+    assert [(e["hash"], e["after"]) for e in exported] == [
+        (e["hash"], e["after"]) for e in api.send("GET", f"/audit?tenant={tenant.id}").json()["results"]
+    ]
+    assert json.loads(api.send("GET", "/audit?format=json&tenant=nobody").getvalue()) == []
+
+
+@pytest.mark.django_db
+def test_an_export_reads_a_thousand_at_a_time(system: Actor, django_assert_num_queries: Any) -> None:
+    entries = [
+        AuditEntry(id=number, actor_kind="user", actor_id="u", actor_label="u", action="x", object_type="x",
+                   object_id="x", hash="x")
+        for number in range(1, 2_501)
+    ]  # fmt: skip
+    AuditEntry.objects.bulk_create(entries)
+    with django_assert_num_queries(4):
+        assert [entry.id for entry in all_of(queries.entries(actor=system))] == list(range(2_500, 0, -1))
+
+
+@pytest.mark.django_db
+def test_the_page_filters_exports_and_shows_the_head(operator: Any, system: Actor) -> None:
+    tenant = make_tenant(system, name="<script>alert(1)</script>")
+    head = log_head()
+    assert head is not None
+    client = Client()
+    client.force_login(operator)
+    page = client.get("/audit/", {"tenant": tenant.id, "action": "tenant"}).content.decode()
+    assert page.count('<tr id="entry-') == 1
+    assert head.hash in page
+    assert "<script>alert" not in page
+    assert f'href="/audit.csv?action=tenant&amp;tenant={tenant.id}"' in page
+    assert client.get("/audit/", {"from": "nonsense"}).status_code == 422
+    lines = client.get(f"/audit.csv?tenant={tenant.id}").getvalue().decode().splitlines()
+    assert len(lines) == 2
+    assert len(json.loads(client.get(f"/audit.json?tenant={tenant.id}").getvalue())) == 1
 
 
 MIGRATION = """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -19,14 +18,12 @@ from controlplane.audit.models import AuditEntry
 from controlplane.common.actor import Actor, system_actor
 from controlplane.common.clock import utc_now
 from controlplane.fleet.brakes import drain_backend, stop_grammars
-from controlplane.fleet.routers import create_router
 from controlplane.keys.models import ApiKey
 from controlplane.rollout.models import Revision
 from controlplane.rollout.queries import current_body
 from controlplane.tenants.actions import stop_tenant
 from controlplane.tenants.models import Tenant
 from controlplane.training.actions import start_job
-from controlplane.training.promotion import promote
 from router_ext.core.config import KNOBS, policy_names
 from router_ext.wire.controlplane import ConfigSnapshot
 from tests.support.control_plane import (
@@ -34,8 +31,6 @@ from tests.support.control_plane import (
     api_client,
     make_backend,
     make_evaluation,
-    make_group,
-    make_hazard,
     make_key,
     make_length_model,
     make_pool,
@@ -43,40 +38,14 @@ from tests.support.control_plane import (
     make_tier,
     make_user,
 )
+from tests.support.world import World, expected_states, make_world, states_of
 
 pytestmark = pytest.mark.django_db
 
 
-@dataclass(frozen=True)
-class World:
-    """One row of everything, so that every route has something to work on."""
-
-    ids: dict[str, str]
-
-
 @pytest.fixture
 def world(system: Actor, operator: User) -> World:
-    tenant = make_tenant(system)
-    pool = make_pool(system)
-    backend = make_backend(system, pool)
-    key, _ = make_key(system, tenant, pool)
-    free_tier = make_tier(system, "free")
-    free_group = make_group(system)
-    free_pool = make_pool(system)
-    router, _ = create_router(actor=system, name="spare")
-    token, _ = issue_token(actor=system, user=operator, name="spare", scopes=["admin.read"])
-    serving, better = make_length_model("serving"), make_length_model("better")
-    for model in (serving, better):
-        make_evaluation(model, pool)
-    promote(actor=system, pool_id=pool.id, artifact_id=serving.id, reason="better than none")
-    hazard = make_hazard(backend=backend.id, tenant=tenant.id, key=key.public_id)
-    return World(
-        ids={
-            "tenants": tenant.id, "keys": key.id, "backends": backend.id, "tiers": free_tier.id, "pools": free_pool.id,
-            "groups": free_group.id, "hazards": hazard.id,
-            "routers": router.id, "tokens": token.id, "pool_in_use": pool.id, "artifacts": better.id,
-        }
-    )  # fmt: skip
+    return make_world(system, operator)
 
 
 # Every mutating operation of the schema: its body and the audit actions it must leave behind.
@@ -87,6 +56,11 @@ MUTATIONS: dict[tuple[str, str], tuple[Callable[[World], Any], str]] = {
     ("PATCH", "/tenants/{id}"): (lambda w: {"weight": 5}, "tenant.updated"),
     ("POST", "/tenants/{id}/stop"): (lambda w: {"reason": "floods us"}, "tenant.stopped"),
     ("POST", "/tenants/{id}/resume"): (lambda w: {"reason": "agreed"}, "tenant.resumed"),
+    ("POST", "/tenants/{id}/suspend"): (lambda w: {"is_cut": False}, "tenant.suspended"),
+    ("POST", "/tenants/bulk"): (
+        lambda w: {"tenants": [w.ids["tenants"]], "weight": 9}, "tenant.changed_together",
+    ),
+    ("DELETE", "/tenants/{id}"): (lambda w: None, "tenant.deleted"),
     ("POST", "/keys"): (
         lambda w: {"tenant": w.ids["tenants"], "name": "new", "default_pool": w.ids["pools"]}, "key.issued",
     ),
@@ -135,16 +109,19 @@ CONFIGURATION = ("tenant.", "group.", "key.", "tier.", "pool.", "backend.", "req
 
 
 # Undoing needs something that was done.
-DONE_BEFORE: dict[str, Callable[[World], object]] = {
-    "/tenants/{id}/resume": lambda w: stop_tenant(actor=SYSTEM, tenant_id=w.ids["tenants"], reason="before"),
-    "/pools/{id}/allow-grammars": lambda w: stop_grammars(actor=SYSTEM, pool_id=w.ids["pools"], reason="before"),
-    "/backends/{id}/uncordon": lambda w: drain_backend(actor=SYSTEM, backend_id=w.ids["backends"], reason="before"),
+DONE_BEFORE: dict[tuple[str, str], Callable[[World], object]] = {
+    ("DELETE", "/tenants/{id}"): lambda w: stop_tenant(actor=SYSTEM, tenant_id=w.ids["tenants"], reason="x"),
+    ("POST", "/tenants/{id}/resume"): lambda w: stop_tenant(actor=SYSTEM, tenant_id=w.ids["tenants"], reason="x"),
+    ("POST", "/pools/{id}/allow-grammars"): lambda w: stop_grammars(actor=SYSTEM, pool_id=w.ids["pools"], reason="x"),
+    ("POST", "/backends/{id}/uncordon"): lambda w: drain_backend(
+        actor=SYSTEM, backend_id=w.ids["backends"], reason="x"
+    ),
 }
 SYSTEM = system_actor("test")
 
 
-def path_of(route: str, world: World) -> str:
-    DONE_BEFORE.get(route, lambda world: None)(world)
+def path_of(method: str, route: str, world: World) -> str:
+    DONE_BEFORE.get((method, route), lambda world: None)(world)
     kind = route.split("/")[1]
     if kind == "training-jobs" and "{id}" in route:
         world.ids[kind] = start_job(actor=system_actor("test")).id
@@ -178,7 +155,7 @@ def test_a_mutation_leaves_one_audit_entry_and_publishes_what_routers_must_know(
     api: ApiClient, world: World, operator: User, method: str, route: str
 ) -> None:
     make_body, action = MUTATIONS[method, route]
-    path = path_of(route, world)
+    path = path_of(method, route, world)
     entries, revisions = AuditEntry.objects.count(), Revision.objects.count()
     answer = api.send(method, path, make_body(world))
     assert answer.status_code in (200, 201, 204), answer.content
@@ -186,6 +163,7 @@ def test_a_mutation_leaves_one_audit_entry_and_publishes_what_routers_must_know(
     assert entry.action == action
     assert operator.email in entry.actor_label
     assert entry.request_id == answer.headers["x-request-id"]
+    assert states_of(entry) == expected_states(action)
     assert Revision.objects.count() == revisions + action.startswith(CONFIGURATION)
 
 
@@ -194,7 +172,7 @@ def test_a_mutation_needs_the_write_scope_of_an_operator(
     operator: User, viewer: User, world: World, method: str, route: str
 ) -> None:
     make_body, _ = MUTATIONS[method, route]
-    path = path_of(route, world)
+    path = path_of(method, route, world)
     before = AuditEntry.objects.count()
     callers = {"nobody": (ApiClient(None), 401), "reading token": (api_client(operator, "admin.read"), 403)}
     # Role outranks scope: a viewer's token of whatever scopes reads only.
