@@ -128,13 +128,16 @@ class StreamRelay:
             self.error = classify_error(str(message), "")
             return b""
         if chunk.usage is not None:
-            self.output_tokens = chunk.usage.completion_tokens or 0
-            self.prompt_tokens = chunk.usage.prompt_tokens or 0
-            self.is_exact = True
+            # Null or 0 is no count: what was relayed is.
+            if chunk.usage.completion_tokens:
+                self.output_tokens = chunk.usage.completion_tokens
+                self.is_exact = True
+            self.prompt_tokens = chunk.usage.prompt_tokens or self.prompt_tokens
             if not chunk.choices and not self._request.include_usage:
                 return b""
         elif chunk.choices:
             self.output_tokens += 1
+        if chunk.choices:
             self.finish_reason = chunk.choices[0].finish_reason or self.finish_reason
         return self._chunk(chunk, payload)
 

@@ -159,7 +159,7 @@ class WholeGeneration(UpstreamGeneration):
         if response is None:
             call.finish_reason = self._relay.finish_reason
             if self._relay.is_exact:
-                call.counted_by_backend(self._relay.prompt_tokens, self._relay.output_tokens)
+                call.counted_by_backend(self._relay.prompt_tokens or call.prompt_tokens, self._relay.output_tokens)
         if call.prompt_tokens != self.spec.prompt_tokens:
             engine.report(self, PromptMeasured(request_id=self.request_id, prompt_tokens=call.prompt_tokens))
         call.relayed(response, outcome="completed", code=None)

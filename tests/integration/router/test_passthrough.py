@@ -87,6 +87,31 @@ def test_streams(tgi: Playback, relaying: RouterProcess, exchange: dict[str, Any
     relaying.wait(relaying.is_idle)
 
 
+@pytest.mark.parametrize("kind", ["missing", "null", "zero", "cumulative"])
+def test_a_stream_is_counted_whatever_its_usage_says(tgi: Playback, relaying: RouterProcess, kind: str) -> None:
+    tenant = new_tenant(relaying)
+    exchange = CHAT["stream tools required"]
+    chunks = [each for each in events("".join(p for _, p in exchange["response"]["body"]).encode()) if each != "[DONE]"]
+    chunks = [each for each in chunks if each["choices"]]
+    last = {**chunks[-1], "choices": []}
+    chunks[-1]["choices"][0]["finish_reason"] = "stop"
+    if kind == "cumulative":
+        chunks = [each | {"usage": {"prompt_tokens": 7, "completion_tokens": n + 1}} for n, each in enumerate(chunks)]
+    elif kind != "missing":
+        stated = None if kind == "null" else 0
+        chunks.append(last | {"usage": {"prompt_tokens": stated, "completion_tokens": stated}})
+    count = sum(bool(each["choices"]) for each in chunks)
+    body = "".join(f"data: {json.dumps(each)}\n\n" for each in chunks) + "data: [DONE]\n\n"
+    status, _, _ = ask(tgi, tenant, played_error(exchange, body))
+    assert status == 200
+    (event,) = tenant.usage(1)
+    assert (event.outcome, event.output_tokens) == ("completed", count)
+    assert event.token_source == ("backend" if kind == "cumulative" else "counted")
+    assert event.prompt_tokens == 7 if kind == "cumulative" else event.prompt_tokens > 7
+    assert event.finish_reason == "stop"
+    relaying.wait(relaying.is_idle)
+
+
 @pytest.mark.parametrize("kind", ["tools required", "stream tools required"])
 def test_the_clients_name_for_the_model_comes_back(tgi: Playback, relaying: RouterProcess, kind: str) -> None:
     exchange = CHAT[kind]
