@@ -32,6 +32,7 @@ from controlplane.usage.api import (
     UsageExportView,
     UsageReportView,
 )
+from controlplane.usage.prices_api import PriceListViewSet, TenantPricesView
 
 router = SimpleRouter(trailing_slash=False)
 router.register("tenants", TenantViewSet, basename="tenant")
@@ -47,6 +48,7 @@ router.register("audit", AuditViewSet, basename="audit")
 router.register("training-jobs", JobViewSet, basename="training-job")
 router.register("artifacts", ArtifactViewSet, basename="artifact")
 router.register("promotions", PromotionViewSet, basename="promotion")
+router.register("price-lists", PriceListViewSet, basename="price-list")
 router.register("tokens", TokenViewSet, basename="token")
 router.register("usage/quarantine", QuarantineViewSet, basename="quarantine")
 
@@ -66,6 +68,7 @@ urlpatterns = [
     path("predictor/routers", RunningView.as_view(), name="predictor-routers"),
     path("predictor/samples", SamplesView.as_view(), name="predictor-samples"),
     path("tenants/<str:tenant_id>/quota", TenantQuotaView.as_view(), name="tenant-quota"),
+    path("tenants/<str:tenant_id>/price-list", TenantPricesView.as_view(), name="tenant-price-list"),
     path("keys/<str:key_id>/quota", KeyQuotaView.as_view(), name="key-quota"),
     path("usage/export", UsageExportView.as_view(), name="usage-export"),
     path("usage/report", UsageReportView.as_view(), name="usage-report"),

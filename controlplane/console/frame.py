@@ -42,7 +42,9 @@ def navigation(request: HttpRequest) -> dict[str, object]:
     """Context processor: the main navigation with the current page marked, and what sets off the alarm."""
     match = request.resolver_match
     current = (match.url_name or "").split("_")[0] if match else ""
-    current = {"backend": "pools", "group": "tenants", "groups": "tenants", "key": "tenants"}.get(current, current)
+    current = {"backend": "pools", "group": "tenants", "groups": "tenants", "key": "tenants", "price": "usage"}.get(
+        current, current
+    )
     return {
         "navigation": [
             {

@@ -23,6 +23,7 @@ from controlplane.keys.queries import keys
 from controlplane.tenants.queries import tenant_names, tenants
 from controlplane.usage import queries
 from controlplane.usage.models import QuarantinedEvent
+from controlplane.usage.prices import decimal_text, rounded_micro
 from controlplane.usage.quotas import quota_use
 from controlplane.usage.report import MAX_PAGE, Question, Report, first_day, usage_question, usage_report
 from controlplane.usage.report_export import export_response, row_fields
@@ -53,6 +54,15 @@ class ReportRowSerializer(serializers.Serializer[Any]):
     kv_token_ms = serializers.IntegerField(help_text="KV token-seconds, in thousandths")
     ttft_p50_ms = serializers.FloatField(allow_null=True)
     ttft_p95_ms = serializers.FloatField(allow_null=True)
+    currency = serializers.CharField(allow_blank=True, help_text="`mixed`: of several; empty: nothing has a price")
+    cost = serializers.CharField(allow_null=True, help_text="In the currency, exact: such texts add up")
+    unpriced_requests = serializers.IntegerField(help_text="Requests without a price; their tokens cost nothing here")
+
+
+class CostSerializer(serializers.Serializer[Any]):
+    currency = serializers.CharField()
+    cost = serializers.CharField(help_text="Exact")
+    cost_micro = serializers.IntegerField(help_text="The same, rounded half to even to micro-currency")
 
 
 class ReportSerializer(serializers.Serializer[Any]):
@@ -69,6 +79,8 @@ class ReportSerializer(serializers.Serializer[Any]):
     recomputed_tokens = serializers.IntegerField()
     resumed_tokens = serializers.IntegerField()
     kv_token_ms = serializers.IntegerField()
+    costs = CostSerializer(many=True)
+    unpriced_requests = serializers.IntegerField()
     is_coarse = serializers.BooleanField(
         help_text="Some hours were kept as a whole only, and count in the day or hour in which they begin"
     )
@@ -194,6 +206,11 @@ def report_fields(report: Report) -> dict[str, Any]:
         "timezone": question.zone.key,
         "group_by": [name for name in (question.step, *question.by) if name],
         **report.totals,
+        "costs": [
+            {"currency": currency, "cost": decimal_text(pico), "cost_micro": rounded_micro(pico)}
+            for currency, pico in sorted(report.costs.items())
+        ],
+        "unpriced_requests": report.unpriced,
         "is_coarse": report.is_coarse,
         "rows": [row_fields(row) for row in report.rows],
         "next": report.next_cursor,

@@ -9,6 +9,12 @@ from __future__ import annotations
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
 
+from controlplane.common.ids import new_id
+from controlplane.common.models import Record
+
+MAX_PRICE = 10**12
+"""Micro-currency for 1,000,000 tokens: a unit of currency for each token."""
+
 
 class UsageEvent(models.Model):
     """One request that used a backend. The key is (``arrived_at``, ``event``)."""
@@ -332,3 +338,57 @@ class DroppedSample(models.Model):
 
     class Meta:
         db_table = "predictor_dropped"
+
+
+def _price_list_id() -> str:
+    return new_id("prl")
+
+
+class PriceList(Record):
+    """Prices in one currency. Their days begin at midnight of ``timezone``."""
+
+    id = models.CharField(primary_key=True, max_length=40, default=_price_list_id, editable=False)
+    name = models.SlugField(max_length=63, unique=True)
+    currency = models.CharField(max_length=3)
+    timezone = models.CharField(max_length=64, default="UTC")
+
+    class Meta:
+        db_table = "usage_price_list"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Price(models.Model):
+    """What 1,000,000 tokens of a model cost from ``valid_from`` on, in micro-currency; ``model`` "": of all others.
+
+    ``from_at``: the instant at which that day begins, a full quarter of an hour, so that a rollup has one price.
+    """
+
+    price_list = models.ForeignKey(PriceList, on_delete=models.CASCADE, related_name="prices")
+    model = models.CharField(max_length=200, blank=True)
+    valid_from = models.DateField()
+    from_at = models.DateTimeField()
+    prompt_micro = models.BigIntegerField()
+    output_micro = models.BigIntegerField()
+
+    class Meta:
+        db_table = "usage_price"
+        constraints = [
+            models.UniqueConstraint(fields=["price_list", "model", "from_at"], name="usage_price_once"),
+            models.CheckConstraint(
+                condition=models.Q(prompt_micro__gte=0, prompt_micro__lte=MAX_PRICE)
+                & models.Q(output_micro__gte=0, output_micro__lte=MAX_PRICE),
+                name="usage_price_range",
+            ),
+        ]
+
+
+class TenantPrices(models.Model):
+    """By which list a tenant pays."""
+
+    tenant = models.OneToOneField("tenants.Tenant", primary_key=True, on_delete=models.CASCADE, related_name="+")
+    price_list = models.ForeignKey(PriceList, on_delete=models.PROTECT, related_name="assigned")
+
+    class Meta:
+        db_table = "usage_tenant_prices"

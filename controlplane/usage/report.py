@@ -28,6 +28,7 @@ from controlplane.common.errors import Invalid
 from controlplane.common.validation import without_nul
 from controlplane.common.zones import day_start, days, find_zone, hour_starts
 from controlplane.usage.histogram import quantile_us
+from controlplane.usage.prices import PICO_SQL, PRICE_SQL, price_changes
 from controlplane.usage.rollup import DIMENSIONS, ROLLUP_SQL, SUMS
 
 MAX_DAYS = 775
@@ -63,7 +64,8 @@ class Row:
     """Sums of one step and group; ``names``: of tenant, key and pool, where they are known.
 
     ``start``: in the zone of the question. What is not grouped by is "". Times in milliseconds, None where no request
-    had a first token.
+    had a first token. ``cost_pico`` of ``currency`` (``usage.prices``): what has a price; None and "" without any,
+    None and ``MIXED`` where it is of several currencies. ``unpriced``: requests without a price.
     """
 
     start: datetime
@@ -72,11 +74,19 @@ class Row:
     sums: Mapping[str, int]
     ttft_p50_ms: float | None
     ttft_p95_ms: float | None
+    currency: str = ""
+    cost_pico: int | None = None
+    unpriced: int = 0
+
+
+MIXED = "mixed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """A page of rows in order of step and group, the sums of all rows whatever the page, and where the next begins.
+
+    ``costs``: by currency, in 10^-12 of it; ``unpriced``: requests without a price.
 
     ``is_coarse``: some hours were kept as a whole only and the zone's days are not made of whole hours, so that such an
     hour counts where it begins.
@@ -85,6 +95,8 @@ class Report:
     question: Question
     rows: Sequence[Row]
     totals: Mapping[str, int]
+    costs: Mapping[str, int]
+    unpriced: int
     next_cursor: str | None
     is_coarse: bool
 
@@ -186,21 +198,43 @@ def parts_sql(columns: Sequence[str], filters: Sequence[str]) -> str:
     )"""
 
 
-def _report_sql(question: Question, *, has_cursor: bool, has_limit: bool) -> str:
+_PERIOD = "width_bucket(at, %(changes)s::timestamptz[]) AS period"
+# More than one currency in a group is told by two different ends.
+_COST = "min(currency) AS currency, max(currency) AS other_currency, sum(pico) AS pico, sum(unpriced) AS unpriced"
+_NO_COST = "NULL AS currency, NULL AS other_currency, NULL AS pico, sum(requests) AS unpriced"
+_VALUED = f"""list.currency, {PICO_SQL} AS pico,
+    CASE WHEN price.id IS NULL THEN used.requests ELSE 0 END AS unpriced"""
+
+
+def _report_sql(question: Question, *, has_cursor: bool, has_limit: bool, is_priced: bool) -> str:
     by = question.by
     group = ", ".join(("step", *by))
-    columns = ("at", *by, *SUMS, *_HISTOGRAM)
+    # Prices depend on tenant, model and time: sums by those first, and what is asked for from them.
+    extra = tuple(name for name in ("tenant", "model") if is_priced and name not in by)
+    columns = ("at", *by, *extra, *SUMS, *_HISTOGRAM)
     sums = ", ".join(f"sum({name}) AS {name}" for name in SUMS)
+    fine = ", ".join(("step", *by, *extra, "period"))
+    valued = (
+        f"""used AS (SELECT {fine}, {sums} FROM stepped GROUP BY {fine}), valued AS (
+        SELECT used.*, {_VALUED} FROM used {PRICE_SQL}), """
+        if is_priced
+        else ""
+    )
     after = f"WHERE ({group}) > (%(after_step)s{''.join(f', %(after_{n})s' for n in by)})" if has_cursor else ""
     shown = ", ".join(
         ("sums.step", *(f"sums.{name}" for name in by), *(f"coalesce({_NAME[n]}, '')" for n in by if n in _NAME),
-         *(f"sums.{name}" for name in SUMS), "histograms.buckets", "histograms.counts")
+         *(f"sums.{name}" for name in SUMS), "sums.currency", "sums.other_currency", "sums.pico", "sums.unpriced",
+         "histograms.buckets", "histograms.counts")
     )  # fmt: skip
     order = ", ".join(f"sums.{name}" for name in ("step", *by))
     return f"""{parts_sql(columns, tuple(question.filters))}, stepped AS (
-        SELECT width_bucket(at, %(starts)s::timestamptz[]) AS step, {", ".join((*columns[1:],))} FROM parts
-    ), sums AS MATERIALIZED (
-        SELECT * FROM (SELECT {group}, {sums} FROM stepped GROUP BY {group}) AS every {after}
+        SELECT width_bucket(at, %(starts)s::timestamptz[]) AS step, {f"{_PERIOD}, " if is_priced else ""}
+               {", ".join(columns[1:])} FROM parts
+    ), {valued}sums AS MATERIALIZED (
+        SELECT * FROM (
+            SELECT {group}, {sums}, {_COST if is_priced else _NO_COST}
+            FROM {"valued" if is_priced else "stepped"} GROUP BY {group}
+        ) AS every {after}
         {f"ORDER BY {group} LIMIT %(limit)s" if has_limit else ""}
     ), buckets AS (
         SELECT {group}, bucket, sum(n) AS n FROM stepped, unnest(ttft_buckets, ttft_counts) AS pair(bucket, n)
@@ -214,12 +248,13 @@ def _report_sql(question: Question, *, has_cursor: bool, has_limit: bool) -> str
     """
 
 
-def _parameters(question: Question, first: int, last: int) -> dict[str, Any]:
-    """Of the steps ``first`` up to ``last``, not included."""
+def _parameters(question: Question, first: int, last: int, changes: Sequence[datetime] = ()) -> dict[str, Any]:
+    """Of the steps ``first`` up to ``last``, not included. ``changes``: of prices."""
     return {
         "from": question.starts[first],
         "to": question.starts[last],
         "starts": list(question.starts[:-1]),
+        "changes": list(changes),
         **{f"is_{name}": value for name, value in question.filters.items()},
     }
 
@@ -235,7 +270,8 @@ def usage_report(
     until the page is full. Each reads the rollups of its steps, and the events of quarters not yet rolled up.
     """
     with one_state():
-        totals, is_coarse = _totals(question) if with_totals else ({}, False)
+        changes = price_changes()
+        totals, costs, unpriced, is_coarse = _totals(question, changes) if with_totals else ({}, {}, 0, False)
         n_steps = len(question.starts) - 1
         first, after = _decode(question, cursor) if cursor else (0, None)
         n_wanted = None if limit is None else limit + 1
@@ -243,14 +279,16 @@ def usage_report(
         width = n_steps if limit is None else 1
         while first < n_steps and (n_wanted is None or len(rows) < n_wanted):
             last = min(n_steps, first + width)
-            parameters = _parameters(question, first, last)
+            parameters = _parameters(question, first, last, changes)
             if after is not None:
                 parameters |= {"after_step": first + 1} | {
                     f"after_{name}": value for name, value in zip(question.by, after, strict=True)
                 }
             if n_wanted is not None:
                 parameters["limit"] = n_wanted - len(rows)
-            sql = _report_sql(question, has_cursor=after is not None, has_limit=n_wanted is not None)
+            sql = _report_sql(
+                question, has_cursor=after is not None, has_limit=n_wanted is not None, is_priced=bool(changes)
+            )
             with connection.cursor() as database:
                 database.execute(sql, parameters)
                 rows += map(_reader(question), database.fetchall())
@@ -259,7 +297,10 @@ def usage_report(
     if limit is not None and len(rows) > limit:
         rows = rows[:limit]
         next_cursor = _encode(question, rows[-1])
-    return Report(question=question, rows=rows, totals=totals, next_cursor=next_cursor, is_coarse=is_coarse)
+    return Report(
+        question=question, rows=rows, totals=totals, costs=costs, unpriced=unpriced, next_cursor=next_cursor,
+        is_coarse=is_coarse,
+    )  # fmt: skip
 
 
 def stream_rows(question: Question) -> Iterator[Row]:
@@ -268,8 +309,9 @@ def stream_rows(question: Question) -> Iterator[Row]:
     Holds a connection and the state of the database it began with until it is used up or closed.
     """
     with transaction.atomic(), connection.chunked_cursor() as database:
-        sql = _report_sql(question, has_cursor=False, has_limit=False)
-        database.execute(sql, _parameters(question, 0, len(question.starts) - 1))
+        changes = price_changes()
+        sql = _report_sql(question, has_cursor=False, has_limit=False, is_priced=bool(changes))
+        database.execute(sql, _parameters(question, 0, len(question.starts) - 1, changes))
         read = _reader(question)
         while batch := database.fetchmany(_FETCHED):
             yield from map(read, batch)
@@ -323,17 +365,35 @@ def one_state() -> Iterator[None]:
         yield
 
 
-def _totals(question: Question) -> tuple[dict[str, int], bool]:
-    sums = ", ".join(f"coalesce(sum({name}), 0)" for name in SUMS)
-    sql = f"""{parts_sql(("minutes", *SUMS), tuple(question.filters))}
-        SELECT {sums}, coalesce(bool_or(minutes = 60), false) FROM parts"""
+def _totals(question: Question, changes: Sequence[datetime]) -> tuple[dict[str, int], dict[str, int], int, bool]:
+    """Sums, costs by currency, requests without a price, and whether hours were kept as a whole that days cut."""
+    sums = ", ".join(f"sum({name}) AS {name}" for name in SUMS)
+    columns: tuple[str, ...]
+    if changes:
+        columns = ("at", "minutes", "tenant", "model", *SUMS)
+        rest = f""", used AS (
+            SELECT tenant, model, period, bool_or(minutes = 60) AS is_wide, {sums}
+            FROM (SELECT *, {_PERIOD} FROM parts) AS each GROUP BY tenant, model, period
+        )
+        SELECT currency, {sums}, sum(pico), sum(unpriced), bool_or(is_wide)
+        FROM (SELECT used.*, {_VALUED} FROM used {PRICE_SQL}) AS valued GROUP BY currency"""
+    else:
+        columns = ("minutes", *SUMS)
+        rest = f"SELECT NULL, {sums}, NULL, sum(requests), bool_or(minutes = 60) FROM parts"
+    totals, costs, unpriced, has_wide = dict.fromkeys(SUMS, 0), {}, 0, False
     with connection.cursor() as database:
-        database.execute(sql, _parameters(question, 0, len(question.starts) - 1))
-        row = database.fetchone()
-    assert row is not None
-    *values, has_wide = row
-    minutes = {at.minute for at in question.starts}
-    return dict(zip(SUMS, map(int, values), strict=True)), bool(has_wide and minutes != {0})
+        database.execute(
+            parts_sql(columns, tuple(question.filters)) + rest,
+            _parameters(question, 0, len(question.starts) - 1, changes),
+        )
+        for currency, *values, pico, n_unpriced, is_wide in database.fetchall():
+            for name, value in zip(SUMS, values, strict=True):
+                totals[name] += int(value or 0)
+            unpriced += int(n_unpriced or 0)
+            has_wide = has_wide or bool(is_wide)
+            if pico is not None:
+                costs[currency] = int(pico)
+    return totals, costs, unpriced, has_wide and {at.minute for at in question.starts} != {0}
 
 
 def _reader(question: Question) -> Callable[[Sequence[Any]], Row]:
@@ -347,11 +407,14 @@ def _reader(question: Question) -> Callable[[Sequence[Any]], Row]:
         group = dict(zip(by, itertools.islice(rest, len(by)), strict=True))
         names = dict(zip(named, itertools.islice(rest, len(named)), strict=True))
         sums = dict(zip(SUMS, map(int, itertools.islice(rest, len(SUMS))), strict=True))
-        buckets, counts = rest
+        currency, other_currency, pico, unpriced, buckets, counts = rest
+        is_mixed = currency != other_currency
         histogram = dict(zip(buckets or (), counts or (), strict=True))
         return Row(
             start=start, group=group, names=names, sums=sums,
             ttft_p50_ms=_ms(quantile_us(histogram, 0.50)), ttft_p95_ms=_ms(quantile_us(histogram, 0.95)),
+            currency=MIXED if is_mixed else "" if pico is None else currency,
+            cost_pico=None if is_mixed or pico is None else int(pico), unpriced=int(unpriced),
         )  # fmt: skip
 
     return read

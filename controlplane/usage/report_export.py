@@ -11,12 +11,13 @@ from typing import Any
 import msgspec
 from django.http import StreamingHttpResponse
 
+from controlplane.usage.prices import decimal_text
 from controlplane.usage.report import Question, Row, stream_rows
 
 COLUMNS = (
     "day", "tenant", "tenant_name", "requests", "prompt_tokens", "output_tokens", "ttft_p50_ms", "ttft_p95_ms", "start",
     "key", "key_name", "pool", "pool_name", "model", "tier", "completed", "recomputed_tokens", "resumed_tokens",
-    "kv_token_ms",
+    "kv_token_ms", "currency", "cost", "unpriced_requests",
 )  # fmt: skip
 """New columns are only ever added at the end. What is not grouped by is empty; ``day`` and ``start`` of a report over
 the whole span are those of its begin."""
@@ -42,6 +43,9 @@ def row_fields(row: Row) -> dict[str, Any]:
         **row.sums,
         "ttft_p50_ms": row.ttft_p50_ms,
         "ttft_p95_ms": row.ttft_p95_ms,
+        "currency": row.currency,
+        "cost": None if row.cost_pico is None else decimal_text(row.cost_pico),
+        "unpriced_requests": row.unpriced,
     }
 
 

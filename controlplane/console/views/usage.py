@@ -17,6 +17,7 @@ from controlplane.common.zones import find_zone
 from controlplane.console import charts
 from controlplane.console.frame import actor_of, signed_in
 from controlplane.usage import queries
+from controlplane.usage.prices import decimal_text
 from controlplane.usage.report import (
     STEPS,
     Question,
@@ -128,6 +129,10 @@ def _cells(question: Question, row: Row) -> list[dict[str, str]]:
     return cells
 
 
+def _cost(row: Row) -> str:
+    return row.currency if row.cost_pico is None else f"{decimal_text(row.cost_pico)} {row.currency}"
+
+
 @require_safe
 @signed_in
 def report(request: HttpRequest) -> HttpResponseBase:
@@ -148,7 +153,8 @@ def _shown(question: Question, found: Report) -> dict[str, Any]:
     return {
         "report": found,
         "heads": heads + [LABELS[name] for name in question.by],
-        "rows": [{"row": row, "cells": _cells(question, row)} for row in found.rows],
+        "rows": [{"row": row, "cells": _cells(question, row), "cost": _cost(row)} for row in found.rows],
+        "costs": [{"currency": c, "text": decimal_text(pico)} for c, pico in sorted(found.costs.items())],
         "chart": _chart(question),
         "filters": dict(question.filters),
         "query": _query(question),

@@ -351,7 +351,7 @@ class TestReport:
         assert lines[0] == [
             "day", "tenant", "tenant_name", "requests", "prompt_tokens", "output_tokens", "ttft_p50_ms", "ttft_p95_ms",
             "start", "key", "key_name", "pool", "pool_name", "model", "tier", "completed", "recomputed_tokens",
-            "resumed_tokens", "kv_token_ms",
+            "resumed_tokens", "kv_token_ms", "currency", "cost", "unpriced_requests",
         ]  # fmt: skip
         cells = [cell for line in lines[1:] for cell in line]
         assert not any(cell.startswith(("=", "+", "-", "@")) for cell in cells)
@@ -375,10 +375,10 @@ class TestReport:
         roll_up_finished(limit=30)
         today = utc_now().date()
         question = usage_question(actor=system, from_day=today - timedelta(days=30), to_day=today)
-        with django_assert_num_queries(4):  # a savepoint, the totals, and all rows at once
+        with django_assert_num_queries(5):  # a savepoint, prices, the totals, and all rows at once
             usage_report(question, limit=None)
         # 31 days in steps of 1, 4, 16 and what is left.
-        with django_assert_num_queries(3 + 4):
+        with django_assert_num_queries(4 + 4):
             usage_report(question)
 
     def test_quarantine_is_shown(self, api: ApiClient) -> None:
