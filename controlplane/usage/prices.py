@@ -212,7 +212,7 @@ def assign_price_list(*, actor: Actor, tenant_id: str, price_list: str | None) -
     else:
         paid, _ = TenantPrices.objects.update_or_create(tenant=tenant, defaults={"price_list": row})
     record(
-        actor=actor, action="tenant.price_list_assigned", object_type="tenant", object_id=tenant.id, tenant=tenant.id,
+        actor=actor, action="price_list.assigned", object_type="tenant", object_id=tenant.id, tenant=tenant.id,
         before={"price_list": before}, after={"price_list": after},
     )  # fmt: skip
     return paid

@@ -10,6 +10,7 @@ from controlplane.audit.models import AuditEntry
 from controlplane.common.actor import Actor
 from controlplane.fleet.routers import create_router
 from controlplane.training.promotion import promote
+from controlplane.usage.prices import create_price_list
 from tests.support.control_plane import (
     make_backend,
     make_evaluation,
@@ -44,9 +45,11 @@ def make_world(system: Actor, operator: User) -> World:
     for model in (serving, better):
         make_evaluation(model, pool)
     promote(actor=system, pool_id=pool.id, artifact_id=serving.id, reason="better than none")
+    price_list = create_price_list(actor=system, name="spare", currency="EUR")
     hazard = make_hazard(backend=backend.id, tenant=tenant.id, key=key.public_id)
     return World(
         ids={
+            "price-lists": price_list.id,
             "tenants": tenant.id, "keys": key.id, "backends": backend.id, "tiers": free_tier.id, "pools": free_pool.id,
             "groups": free_group.id, "pool_name": pool.name, "hazards": hazard.id,
             "routers": router.id, "tokens": token.id, "pool_in_use": pool.id, "artifacts": better.id,

@@ -89,6 +89,10 @@ CASES: dict[str, Case] = {
     "tier_new": Case("tier.created", lambda w: {"name": "new", "rank": "3"}),
     "tier": Case("tier.updated", lambda w: {"rank": "77"}, is_page=True),
     "tier_delete": Case("tier.deleted"),
+    "price_list_new": Case("price_list.created", lambda w: {"name": "new", "currency": "EUR", "timezone": "UTC"}),
+    "price_list": Case("price_list.updated", lambda w: {"prices": "2026-01-01, 1, 2"}, is_page=True),
+    "price_list_assign": Case("price_list.assigned", lambda w: {"tenant": _tenant(w)}),
+    "price_list_delete": Case("price_list.deleted"),
     "pool_new": Case("pool.created", lambda w: {"name": "org/new"}, is_page=True),
     "pool": Case("pool.updated", lambda w: {"policy": "fifo"}, is_page=True),
     "pool_stop_grammars": Case("pool.grammars_stopped", lambda w: {"reason": "x"}),
@@ -185,7 +189,7 @@ def drive(name: str, client: Client, world: World) -> list[AuditEntry]:
     ids = {
         "tenant_id": _tenant(world), "key_id": world.ids["keys"], "group_id": world.ids["groups"],
         "tier_id": world.ids["tiers"], "pool_id": world.ids["pools"], "backend_id": world.ids["backends"],
-        "hazard_id": world.ids["hazards"], "token_id": world.ids["tokens"],
+        "price_list_id": world.ids["price-lists"], "hazard_id": world.ids["hazards"], "token_id": world.ids["tokens"],
     }  # fmt: skip
     if name == "predictor_cancel":
         ids["job_id"] = start_job(actor=SYSTEM).id

@@ -148,7 +148,7 @@ def test_a_list_is_changed_as_a_whole_and_every_change_is_audited(system: Actor)
     delete_price_list(actor=system, price_list_id=row.id)
     entries = AuditEntry.objects.filter(action__contains="price_list").order_by("id")
     assert [e.action.partition(".")[2] for e in entries] == [
-        "created", "updated", "price_list_assigned", "price_list_assigned", "deleted",
+        "created", "updated", "assigned", "assigned", "deleted",
     ]  # fmt: skip
     assert entries[1].before == {
         "prices": [{"model": "", "valid_from": "2026-01-01", "prompt_micro": 1, "output_micro": 2}]

@@ -61,6 +61,10 @@ MUTATIONS: dict[tuple[str, str], tuple[Callable[[World], Any], str]] = {
         lambda w: {"tenants": [w.ids["tenants"]], "weight": 9}, "tenant.changed_together",
     ),
     ("DELETE", "/tenants/{id}"): (lambda w: None, "tenant.deleted"),
+    ("PUT", "/tenants/{tenant_id}/price-list"): (lambda w: {"price_list": "spare"}, "price_list.assigned"),
+    ("POST", "/price-lists"): (lambda w: {"name": "new", "currency": "EUR"}, "price_list.created"),
+    ("PATCH", "/price-lists/{id}"): (lambda w: {"name": "other"}, "price_list.updated"),
+    ("DELETE", "/price-lists/{id}"): (lambda w: None, "price_list.deleted"),
     ("POST", "/keys"): (
         lambda w: {"tenant": w.ids["tenants"], "name": "new", "default_pool": w.ids["pools"]}, "key.issued",
     ),
@@ -125,6 +129,7 @@ def path_of(method: str, route: str, world: World) -> str:
     kind = route.split("/")[1]
     if kind == "training-jobs" and "{id}" in route:
         world.ids[kind] = start_job(actor=system_actor("test")).id
+    route = route.replace("{tenant_id}", world.ids["tenants"])
     return route.replace("{id}", world.ids.get(kind, "")).replace("{request_id}", "req_1").rstrip("/")
 
 
@@ -188,7 +193,7 @@ def test_a_mutation_needs_the_write_scope_of_an_operator(
 READABLE = (
     "/tenants", "/groups", "/keys", "/tiers", "/pools", "/backends", "/hazards", "/routers", "/revisions", "/audit",
     "/training-jobs", "/artifacts", "/promotions", "/predictor/drift", "/predictor/samples",
-    "/tokens", "/usage/report", "/usage/quarantine",
+    "/tokens", "/usage/report", "/usage/quarantine", "/price-lists",
 )  # fmt: skip
 
 
