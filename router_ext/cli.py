@@ -75,6 +75,8 @@ COMMANDS: Mapping[str, Command | Mapping[str, Command]] = {
     ),
     "top": Command("router_ext.ops.top.command", "what routers do now: tenants, shares, queues, backends"),
     "ask": Command("router_ext.ops.ask", "ask the model with a tenant's key and stream the answer", "client"),
+    "apply": Command("router_ext.ops.apply.command", "make tenants, tiers, groups and pools as a file says"),
+    "export": Command("router_ext.ops.apply.export", "write tenants, tiers, groups and pools as such a file"),
     "reset-password": Command(
         "router_ext.ops.reset_password", "give an operator of `fairlane up` a new one-time password", "controlplane"
     ),
