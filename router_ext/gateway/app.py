@@ -193,7 +193,13 @@ class App:
             self._refused(request, failed, dialect)
             response = _refusal(failed, dialect, request)
         if response is not None and not request.exchange.is_gone:
-            await send_response(send, response, is_last=self._router.is_leaving)
+            await request.exchange.answer(
+                response.status,
+                response.headers,
+                response.body,
+                is_head=scope["method"] == "HEAD",
+                is_last=self._router.is_leaving,
+            )
 
     # --- generation -------------------------------------------------------------------------------------------------
 
@@ -621,10 +627,8 @@ def _cancel(task: asyncio.Task[Any]) -> None:
     task.cancel()
 
 
-async def send_response(send: Any, response: Response, *, is_last: bool = False) -> None:
-    """Send a whole answer. ``is_last``: the connection takes no further request."""
+async def send_response(send: Any, response: Response) -> None:
+    """Send a whole answer by plain ASGI."""
     headers = [*response.headers, (b"content-length", b"%d" % len(response.body))]
-    if is_last:
-        headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": response.status, "headers": headers})
     await send({"type": "http.response.body", "body": response.body})

@@ -1,8 +1,8 @@
 """One client request on its connection, as the token path sees it: synchronous writes and three callbacks.
 
 ASGI's ``send`` is a coroutine and says nothing when the client has gone. A stream of tokens needs neither a task nor
-an await per event, so the server puts an ``Exchange`` into ``scope["extensions"]["fairlane.exchange"]``. Short answers
-use plain ASGI ``send``.
+an await per event, so the server puts an ``Exchange`` into ``scope["extensions"]["fairlane.exchange"]``. Whole answers
+go through it too: uvicorn looks at every header with three regular expressions, and writes head and body apart.
 
     on_gone      the connection closed, in whatever state, in the turn in which the kernel told
     on_pause     the client does not read: stop reading upstream
@@ -30,12 +30,13 @@ class _Cycle(Protocol):
     waiting_for_100_continue: bool
     chunked_encoding: bool | None
     default_headers: list[tuple[bytes, bytes]]
+    flow: Any
     message_event: Any
     on_response: Callable[[], None]
 
 
 class Exchange:
-    """Writes one streamed answer; the answer always closes its connection.
+    """Writes one answer. A streamed one always closes its connection.
 
     Attributes:
         is_gone: the client's connection has closed; writes do nothing.
@@ -86,6 +87,43 @@ class Exchange:
         parts.append(b"\r\n")
         if not self._transport.is_closing():
             self._transport.write(b"".join(parts))
+
+    async def answer(
+        self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes, *, is_head: bool, is_last: bool
+    ) -> None:
+        """Write a whole answer, once the client has read enough of those before. Names are in lower case.
+
+        Args:
+            is_head: the request was a HEAD: the answer has no body. is_last: the connection takes no further request.
+
+        Raises:
+            ValueError: a header holds the end of a line; nothing was written.
+        """
+        cycle = self._cycle
+        if cycle.flow.write_paused and not self.is_gone:
+            await cycle.flow.drain()
+        if self.is_gone or cycle.response_started:
+            return
+        keep_alive = cycle.keep_alive and not is_last
+        lines = [b"HTTP/1.1 %d %b" % (status, _PHRASES.get(status, b""))]
+        lines += [name + b": " + value for name, value in cycle.default_headers]
+        lines += [name + b": " + value for name, value in headers]
+        lines.append(b"content-length: %d" % len(body))
+        if not keep_alive:
+            lines.append(b"connection: close")
+        head = b"\r\n".join(lines)
+        ends = len(lines) - 1
+        if head.count(b"\n") != ends or head.count(b"\r") != ends:
+            raise ValueError("a header holds the end of a line")
+        cycle.response_started = True
+        cycle.waiting_for_100_continue = False
+        cycle.keep_alive = keep_alive
+        self._transport.write(head + b"\r\n\r\n" if is_head else b"%b\r\n\r\n%b" % (head, body))
+        cycle.response_complete = True
+        cycle.message_event.set()
+        if not keep_alive:
+            self._transport.close()
+        cycle.on_response()
 
     def write(self, data: bytes) -> None:
         """Write a piece of the body."""

@@ -7,6 +7,7 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from support.routers import Setup, backend, write_snapshot
@@ -89,6 +90,7 @@ class Peer:
         self.waiting_for_100_continue = False
         self.chunked_encoding: bool | None = None
         self.default_headers: list[tuple[bytes, bytes]] = []
+        self.flow = SimpleNamespace(write_paused=False)
         self.message_event = asyncio.Event()
         self.exchange = Exchange(self, self, has_chunks=False)
         raw = json.dumps(body).encode()
@@ -97,9 +99,7 @@ class Peer:
             return {"type": "http.request", "body": raw, "more_body": False}
 
         async def send(message: Any) -> None:
-            self.status = message.get("status", self.status)
-            self.headers.update({name.decode(): value.decode("latin-1") for name, value in message.get("headers", ())})
-            self.data += message.get("body", b"")
+            raise AssertionError("answers go through the exchange")
 
         scope = {
             "type": "http",
@@ -115,7 +115,13 @@ class Peer:
         self.task = asyncio.create_task(world.app(scope, receive, send))
 
     def write(self, data: bytes) -> None:
-        self.data += data
+        if self.exchange.is_open:
+            self.data += data
+            return
+        head, _, self.data = data.partition(b"\r\n\r\n")
+        status, *fields = head.decode("latin-1").split("\r\n")
+        self.status = int(status.split(" ")[1])
+        self.headers = dict(field.split(": ", 1) for field in fields)
 
     def is_closing(self) -> bool:
         return self.is_closed

@@ -20,6 +20,11 @@ def settings(**values: Any) -> RouterSettings:
     return RouterSettings(key_pepper="ab" * 32, controlplane_url="", port=0, dir=Path("unused"), **values)
 
 
+async def talk_to_echo(data: bytes) -> bytes:
+    async with serving(echo) as (port, _):
+        return await talk(port, data)
+
+
 @contextlib.asynccontextmanager
 async def serving(app: Any, **values: Any) -> AsyncIterator[tuple[int, RouterServer]]:
     chosen = settings(**values)
@@ -68,11 +73,34 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
             break
     status = 413 if exchange.is_body_too_large else 200
     body = b"%d" % size
-    await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"%d" % len(body))]})
-    await send({"type": "http.response.body", "body": body})
+    await exchange.answer(status, [], body, is_head=scope["method"] == "HEAD", is_last=scope["path"] == "/last")
 
 
 GET = b"GET /x HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
+
+
+async def test_the_last_answer_says_so_and_closes() -> None:
+    answer = await talk_to_echo(b"GET /last HTTP/1.1\r\nhost: a\r\n\r\n" + GET)
+    assert answer.count(b"HTTP/1.1 200") == 1
+    assert answer.endswith(b"connection: close\r\n\r\n0")
+
+
+async def test_an_answer_to_a_head_has_no_body() -> None:
+    answer = await talk_to_echo(GET.replace(b"GET", b"HEAD"))
+    assert b"\r\ncontent-length: 1\r\n" in answer
+    assert answer.endswith(b"\r\n\r\n")
+
+
+@pytest.mark.parametrize("value", [b"a\r\nset-cookie: b", b"a\nb", b"a\rb"])
+async def test_a_header_never_becomes_two(value: bytes) -> None:
+    async def careless(scope: Any, receive: Any, send: Any) -> None:
+        exchange: Exchange = scope["extensions"][EXTENSION]
+        await exchange.answer(200, [(b"x-told", value)], b"", is_head=False, is_last=False)
+
+    async with serving(careless) as (port, _):
+        answer = await talk(port, GET)
+    assert answer.startswith(b"HTTP/1.1 500 ")
+    assert b"x-told" not in answer
 
 
 async def test_a_plain_request_is_served() -> None:
@@ -293,8 +321,7 @@ async def large(scope: Any, receive: Any, send: Any) -> None:
         exchange.write(LARGE)
         exchange.finish()
         return
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(LARGE))]})
-    await send({"type": "http.response.body", "body": LARGE})
+    await exchange.answer(200, [], LARGE, is_head=False, is_last=False)
 
 
 def deaf_client(port: int, data: bytes) -> socket.socket:
