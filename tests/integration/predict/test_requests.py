@@ -93,12 +93,14 @@ class Foretold:
 
 
 @contextlib.asynccontextmanager
-async def foretold(tmp_path: Path, kind: str = "plain") -> AsyncIterator[Foretold]:
+async def foretold(tmp_path: Path, kind: str = "plain", *, limit_s: float = 5.0) -> AsyncIterator[Foretold]:
+    """Requests wait up to ``limit_s``: in most tests for as long as it takes, however busy the machine is."""
     async with running(tmp_path) as world:
         router = world.router
         code = f"import sys; sys.path.insert(0, {SUPPORT!r}); from support.prediction_workers import main; main()"
         command = [sys.executable, "-c", code, kind, "--dir", str(tmp_path / "state"), "--fd"]
-        client = router.predictions.client = PredictionClient(command, router.predictions, limit_s=0.005)
+        client = router.predictions.client = PredictionClient(command, router.predictions, limit_s=limit_s)
+        router.predictions._settings = router.settings.model_copy(update={"prediction_limit_s": limit_s})
         router.listening()
         await until(lambda: client.is_up)
         yield Foretold(world, tmp_path / "state" / "artifacts")
@@ -174,7 +176,7 @@ async def test_absurd_answers_never_reach_the_scheduler(kind: str, tmp_path: Pat
 
 
 async def test_an_answer_that_comes_too_late_is_not_used_but_its_features_are_booked(tmp_path: Path) -> None:
-    async with foretold(tmp_path, "slow") as told:
+    async with foretold(tmp_path, "slow", limit_s=0.005) as told:
         digest = await told.promote()
         await until(lambda: told.engine.foresight.digest == digest)
         told.world.generation = stream(3, ending=Ending.HANG)
@@ -306,7 +308,8 @@ async def test_the_worker_hears_of_every_end(tmp_path: Path) -> None:
 
 async def test_a_client_that_leaves_during_the_wait_leaves_nothing_behind(tmp_path: Path) -> None:
     async with foretold(tmp_path, "slow") as told:
-        told.predictions._settings = told.world.router.settings.model_copy(update={"prediction_limit_s": 5.0})
+        digest = await told.promote()
+        await until(lambda: told.engine.foresight.digest == digest)
         client = told.predictions.client
         assert client is not None
         for _ in range(10):
