@@ -249,7 +249,7 @@ class App:
             counting = router.limits.admit(
                 identity,
                 event,
-                _predicted_cost(measured, foresight),
+                _predicted_cost(measured, foresight, generation.num_sequences),
                 request.arrived_us,
                 partial(engine.scheduler.drain_estimate, identity.tenant),
             )
@@ -596,13 +596,13 @@ def _refusal(error: FairlaneError, dialect: Dialect, request: Request) -> Respon
     return Response(status=status, headers=headers, body=body)
 
 
-def _predicted_cost(measured: Measured, foresight: Foresight) -> int:
-    """Prompt tokens and those its answers will probably have, which their caps bound."""
+def _predicted_cost(measured: Measured, foresight: Foresight, num_sequences: int) -> int:
+    """Prompt tokens and those its answers will probably have, which their caps bound, each of ``best_of``."""
     cost = 0
     for prompt, foreseen in zip(measured.prompts, foresight.answers, strict=True):
         lengths = prompt.lengths
         predicted = foreseen.fallback.median if foreseen.quantiles is None else foreseen.quantiles[3]
-        cost += lengths.prompt_tokens + min(predicted, lengths.max_new_tokens)
+        cost += lengths.prompt_tokens + min(predicted, lengths.max_new_tokens) * num_sequences
     return cost
 
 

@@ -459,4 +459,4 @@ class Succession:
 def _predicted_cost(spec: RequestSpec) -> int:
     """Tokens that a request will probably use; without a prediction only those of its prompt are known."""
     predicted = 0 if spec.quantiles is None else spec.quantiles[len(spec.quantiles) // 2]
-    return spec.prompt_tokens + min(round(predicted), spec.max_new_tokens)
+    return spec.prompt_tokens + min(predicted, spec.max_new_tokens) * spec.num_sequences

@@ -125,6 +125,14 @@ async def test_just_enough_is_enough(world: World) -> None:
     assert (await ask(world)).status == 429
 
 
+async def test_every_sequence_of_best_of_is_reserved_for(world: World) -> None:
+    await limit(world, tokens_per_minute=COST + 4)
+    parameters = {"max_new_tokens": 5, "best_of": 2, "do_sample": True}
+    refused = await ask(world, "/generate", {"inputs": "a b c", "parameters": parameters})
+    assert refused.status == 429, refused.data
+    assert (await ask(world)).status == 200
+
+
 async def test_what_costs_nothing(world: World) -> None:
     await limit(world, requests_per_minute=1, tokens_per_day=COST, concurrent=1)
     for path, body in (
