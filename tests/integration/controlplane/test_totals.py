@@ -294,7 +294,10 @@ def test_an_answer_that_fails_leaves_no_lock(committed_db: None, monkeypatch: py
     with pytest.raises(DatabaseError):
         totals()
     with connection.cursor() as cursor:
-        cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")
+        cursor.execute(
+            "SELECT count(*) FROM pg_locks JOIN pg_database ON pg_database.oid = database "
+            "WHERE locktype = 'advisory' AND datname = current_database()"
+        )
         assert cursor.fetchone() == (0,)
 
 
