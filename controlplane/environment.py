@@ -18,6 +18,8 @@ class Environment(BaseSettings):
     """Variables of the control plane; a ``_FILE`` suffix reads a secret from a file.
 
     ``FAIRLANE_HTTPS``: the site is reached over TLS, so cookies are marked secure and HSTS is sent.
+    ``FAIRLANE_DB_APPLICATION_ROLE``: for migrations alone: the role the program runs as gets what they make, the
+    audit log a role of its own.
     ``FAIRLANE_DB_POOL_SIZE``: connections per process; a waiting long poll holds none of them.
     ``FAIRLANE_TRAINING_MIN_SAMPLES``: samples without which no length model is trained.
     ``FAIRLANE_TRAINING_MEMORY_MB``: what the process that trains may allocate; above it the job fails.
@@ -40,6 +42,7 @@ class Environment(BaseSettings):
     allowed_hosts: str = "127.0.0.1,localhost,[::1]"
     trusted_origins: str = ""
     https: bool = False
+    db_application_role: str = Field(default="", max_length=63)
     db_pool_size: int = Field(default=16, ge=1, le=1_000)
     console_threads: int = Field(default=64, ge=2, le=1_000)
     beat_schedule_file: Path = Path(".fairlane/celerybeat-schedule")

@@ -17,6 +17,7 @@ CSRF_TRUSTED_ORIGINS = [o.strip() for o in ENVIRONMENT.trusted_origins.split(","
 KEY_PEPPER = ENVIRONMENT.pepper()
 KEY_PEPPER_VERSION = ENVIRONMENT.key_pepper_version
 REDIS_URL = ENVIRONMENT.redis_url
+DB_APPLICATION_ROLE = ENVIRONMENT.db_application_role
 
 INSTALLED_APPS = [
     "django.contrib.auth",

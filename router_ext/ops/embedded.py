@@ -189,6 +189,10 @@ class EmbeddedPostgres(_EmbeddedServer):
     def data(self) -> Path:
         return self.directory / "data"
 
+    def url_of(self, role: str) -> str:
+        """Address for clients that act as another role than the superuser, such as the program does."""
+        return self.url.replace("//fairlane@", f"//{role}@", 1)
+
     def _start(self, limit_s: float) -> None:
         binaries = _postgres_binaries()
         wrapper, owner = _unprivileged()

@@ -19,6 +19,8 @@ from router_ext import compiled
 from router_ext.errors import SettingsError
 from router_ext.ops.embedded import port_is_free, write_private
 
+APPLICATION_ROLE = "fairlane_app"
+"""Whom the control plane is in the embedded PostgreSQL. Migrations run as its superuser."""
 OPERATOR_EMAIL = "operator@fairlane.local"
 
 # Small on purpose: a flood of 500 to 700 token prompts fills this budget with a handful of requests.

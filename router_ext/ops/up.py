@@ -108,15 +108,19 @@ class Up:
             model = self._service("model server", stack.model_command(settings, folders), self._base_environment())
             model.ready, model.ready_limit_s = _answers(f"{settings.model_url}/health"), 300.0
             self.supervisor.start(model)
+        postgres = None if settings.database_url else EmbeddedPostgres(folders.root / "postgres")
         django = stack.controlplane_environment(
             settings,
             folders,
             self.environ,
-            database_url=settings.database_url or self._embedded(EmbeddedPostgres, "postgres"),
-            redis_url=settings.redis_url or self._embedded(EmbeddedValkey, "valkey"),
+            database_url=settings.database_url or self._embedded(postgres),
+            redis_url=settings.redis_url or self._embedded(EmbeddedValkey(folders.root / "valkey")),
         )
         with self._step("database schema"):
-            self._django(django, "migrate", "--noinput", "--verbosity", "1")
+            role = {} if postgres is None else {"FAIRLANE_DB_APPLICATION_ROLE": stack.APPLICATION_ROLE}
+            self._django(django | role, "migrate", "--noinput", "--verbosity", "1")
+        if postgres is not None:
+            django["DATABASE_URL"] = postgres.url_of(stack.APPLICATION_ROLE)
         with self._step("operator, demo tenants and keys"):
             credentials, password = self._bootstrap(django, demo, admin_port)
         console = self._service("console", stack.console_command(), django)
@@ -163,8 +167,8 @@ class Up:
     def _base_environment(self) -> dict[str, str]:
         return stack.base_environment(self.environ)
 
-    def _embedded(self, kind: type[EmbeddedPostgres] | type[EmbeddedValkey], folder: str) -> str:
-        server = kind(self.folders.root / folder)
+    def _embedded(self, server: EmbeddedPostgres | EmbeddedValkey | None) -> str:
+        assert server is not None
         with self._step(server.name):
             self.supervisor.start(Embedded(server))
         return server.url

@@ -98,6 +98,16 @@ def _gone(pid: int) -> bool:
     return process.started_at(pid) is None
 
 
+def _check_audit_log(url: str) -> None:
+    """The programs are no superuser, and the audit log is out of their reach."""
+    with psycopg.connect(url.replace("//fairlane@", "//fairlane_app@")) as connection:
+        others = connection.execute("SELECT DISTINCT usename FROM pg_stat_activity WHERE datname = 'fairlane'")
+        assert others.fetchall() == [("fairlane_app",)]
+        assert connection.execute("SELECT count(*) > 0 FROM audit_auditentry").fetchone() == (True,)
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            connection.execute("ALTER TABLE audit_auditentry DISABLE TRIGGER ALL")
+
+
 def test_first_start_kill_second_start_and_orderly_stop(start: Callable[..., Up], environ: dict[str, str]) -> None:
     """One story, because each chapter needs the state that the one before left."""
     state = Path(environ["FAIRLANE_DIR"])
@@ -117,6 +127,7 @@ def test_first_start_kill_second_start_and_orderly_stop(start: Callable[..., Up]
     assert top.returncode == 0, top.stderr
     (said,) = json.loads(top.stdout)
     assert (said["router"]["is_ready"], said["router"]["pools"][0]["backends"][0]["state"]) == (True, "up")
+    _check_audit_log(json.loads((state / "postgres" / "server.json").read_text())["url"])
     exposed = [path for path in state.rglob("*") if not path.is_symlink() and path.stat().st_mode & 0o077]
     assert [path for path in exposed if not path.is_socket()] == []
 
