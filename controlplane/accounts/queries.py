@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.db.models import QuerySet
 
-from controlplane.accounts.models import OperatorToken, Role, User
+from controlplane.accounts.models import Invitation, OperatorToken, Role, User
 from controlplane.common.access import visible
 from controlplane.common.actor import Actor
 
@@ -18,3 +18,13 @@ def first_operator() -> User | None:
     """The longest-standing active owner, or without one operator."""
     people = User.objects.filter(role__in=(Role.OWNER, Role.OPERATOR), is_active=True)
     return people.order_by("-role", "id").first()
+
+
+def members(*, actor: Actor) -> QuerySet[User]:
+    """Everybody's accounts, or those of the own tenant."""
+    return visible(User.objects.select_related("tenant"), actor=actor).order_by("email")
+
+
+def invitations(*, actor: Actor) -> QuerySet[Invitation]:
+    """Invitations into the platform, or into the own tenant; used and revoked ones included."""
+    return visible(Invitation.objects.select_related("tenant"), actor=actor).order_by("-id")

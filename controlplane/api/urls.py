@@ -7,6 +7,7 @@ from drf_spectacular.views import SpectacularJSONAPIView, SpectacularSwaggerSpli
 from rest_framework.routers import SimpleRouter
 
 from controlplane.accounts.api import TokenViewSet
+from controlplane.accounts.members_api import InvitationViewSet, MemberViewSet
 from controlplane.api.views import not_found
 from controlplane.audit.api import AuditViewSet
 from controlplane.fleet.api import BackendViewSet, PoliciesView, PoolViewSet, RouterViewSet
@@ -49,6 +50,8 @@ router.register("training-jobs", JobViewSet, basename="training-job")
 router.register("artifacts", ArtifactViewSet, basename="artifact")
 router.register("promotions", PromotionViewSet, basename="promotion")
 router.register("price-lists", PriceListViewSet, basename="price-list")
+router.register("members", MemberViewSet, basename="member")
+router.register("invitations", InvitationViewSet, basename="invitation")
 router.register("tokens", TokenViewSet, basename="token")
 router.register("usage/quarantine", QuarantineViewSet, basename="quarantine")
 

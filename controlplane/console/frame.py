@@ -16,8 +16,8 @@ from django.urls import reverse
 from django_htmx.http import HttpResponseClientRefresh
 
 from controlplane.accounts.models import User
-from controlplane.common.actor import Actor
-from controlplane.common.errors import ControlPlaneError, Invalid, VersionMismatch
+from controlplane.common.actor import Actor, Scope
+from controlplane.common.errors import ControlPlaneError, Invalid, NotAllowed, NotFound, VersionMismatch
 from controlplane.common.limits import LIMITS, MAX_LIMIT, TEXTS
 from controlplane.fleet.hazards import n_open
 
@@ -34,47 +34,85 @@ PAGES = (
     ("usage", "Usage"),
     ("predictor", "Predictor"),
     ("audit", "Audit"),
+    ("members", "Members"),
     ("tokens", "Tokens"),
 )
+OF_TENANT = ("live", "requests", "usage", "members", "tokens")
+"""Pages that people of a tenant have, beside that of the tenant itself."""
 
 
 def navigation(request: HttpRequest) -> dict[str, object]:
     """Context processor: the main navigation with the current page marked, and what sets off the alarm."""
     match = request.resolver_match
     current = (match.url_name or "").split("_")[0] if match else ""
+    # REST leaves None where nobody is signed in, and its documentation is a page as well.
+    tenant = request.user.tenant_id if isinstance(request.user, User) else None
+    pages = [(name, label, reverse(f"console:{name}")) for name, label in PAGES if not tenant or name in OF_TENANT]
+    if tenant:
+        pages.insert(1, ("tenant", "Tenant", reverse("console:tenant", args=[tenant])))
     current = {"backend": "pools", "group": "tenants", "groups": "tenants", "key": "tenants", "price": "usage"}.get(
         current, current
     )
     return {
         "navigation": [
             {
-                "url": reverse(f"console:{name}"),
+                "url": url,
                 "label": label,
                 "is_current": current == name.rstrip("s") or current == name,
             }
-            for name, label in PAGES
+            for name, label, url in pages
         ],
+        "is_of_tenant": tenant is not None,
         # Counted when a template asks: pages of strangers must not.
         "open_hazards": n_open,
     }
 
 
+def signed_in_with(*, reads: Scope | None, writes: Scope | None) -> Callable[[View[P]], View[P]]:
+    """Only for people who are signed in and hold the scope; None: everybody, for what is their own.
+
+    Refusals of use cases become pages with their status. Use cases check again, with the object at hand.
+    """
+
+    def decorate(view: View[P]) -> View[P]:
+        @functools.wraps(view)
+        def run(request: HttpRequest, /, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
+            if not request.user.is_authenticated:
+                if request.htmx:  # type: ignore[attr-defined] # django_htmx sets it
+                    # A fragment must not be replaced by the sign-in form: the page as a whole goes there.
+                    return HttpResponseClientRefresh()
+                return redirect_to_login(request.get_full_path())
+            try:
+                needed = reads if request.method in ("GET", "HEAD") else writes
+                if needed is not None:
+                    actor_of(request).require(needed)
+                return view(request, *args, **kwargs)
+            except ControlPlaneError as problem:
+                return render(request, "console/problem.html", {"problem": problem}, status=problem.status)
+
+        return run
+
+    return decorate
+
+
 def signed_in(view: View[P]) -> View[P]:
-    """Only for people who are signed in; refusals of use cases become pages with their status."""
+    """A page of the platform: reading needs ``admin.read``, changing ``admin.write``."""
+    return signed_in_with(reads=Scope.READ, writes=Scope.WRITE)(view)
 
-    @functools.wraps(view)
-    def run(request: HttpRequest, /, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
-        if not request.user.is_authenticated:
-            if request.htmx:  # type: ignore[attr-defined] # django_htmx sets it
-                # A fragment must not be replaced by the sign-in form: the page as a whole goes there.
-                return HttpResponseClientRefresh()
-            return redirect_to_login(request.get_full_path())
-        try:
-            return view(request, *args, **kwargs)
-        except ControlPlaneError as problem:
-            return render(request, "console/problem.html", {"problem": problem}, status=problem.status)
 
-    return run
+def of_tenants(view: View[P]) -> View[P]:
+    """A page that people of a tenant have as well, for what belongs to it; the view shows and changes no other."""
+    return signed_in_with(reads=Scope.TENANT_READ, writes=Scope.TENANT_WRITE)(view)
+
+
+def of_members(view: View[P]) -> View[P]:
+    """A page about people: changed by owners, and by a tenant's admins for its own."""
+    return signed_in_with(reads=Scope.TENANT_READ, writes=Scope.MEMBERS)(view)
+
+
+def own_account(view: View[P]) -> View[P]:
+    """A page of everybody's own account."""
+    return signed_in_with(reads=None, writes=None)(view)
 
 
 def actor_of(request: HttpRequest) -> Actor:
@@ -155,6 +193,8 @@ def apply(request: HttpRequest, form: forms.Form, change: Callable[[], str]) -> 
     except VersionMismatch:
         form.add_error(None, "Somebody else changed this meanwhile; nothing was saved. Open the page again to see it.")
         return False
+    except (NotAllowed, NotFound):
+        raise
     except ControlPlaneError as problem:
         form.add_error(None, problem.message)
         return False
@@ -166,6 +206,8 @@ def act(request: HttpRequest, change: Callable[[], str], back: str) -> HttpRespo
     """Run a use case for a button: a message either way, then back to ``back``."""
     try:
         messages.success(request, change())
+    except (NotAllowed, NotFound):
+        raise
     except ControlPlaneError as problem:
         messages.error(request, problem.message)
     return redirect(back)

@@ -37,10 +37,10 @@ def pools(*, actor: Actor) -> QuerySet[Pool]:
     return visible(rows, actor=actor).order_by("name")
 
 
-def pool_names(*, actor: Actor) -> list[str]:
-    """What a key may name as its pool, for whoever may issue one."""
+def pool_names(*, actor: Actor) -> dict[str, str]:
+    """Name by id: what a key may name as its pool, for people of tenants as well."""
     actor.require(Scope.TENANT_READ)
-    return list(Pool.objects.order_by("name").values_list("name", flat=True))
+    return dict(Pool.objects.order_by("name").values_list("id", "name"))
 
 
 def find_pool(reference: str) -> Pool | None:

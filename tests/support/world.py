@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from controlplane.accounts.actions import issue_token
+from controlplane.accounts.invitations import invite
 from controlplane.accounts.models import User
 from controlplane.audit.models import AuditEntry
 from controlplane.common.actor import Actor
@@ -21,6 +22,7 @@ from tests.support.control_plane import (
     make_pool,
     make_tenant,
     make_tier,
+    make_user,
 )
 
 
@@ -46,10 +48,12 @@ def make_world(system: Actor, operator: User) -> World:
         make_evaluation(model, pool)
     promote(actor=system, pool_id=pool.id, artifact_id=serving.id, reason="better than none")
     price_list = create_price_list(actor=system, name="spare", currency="EUR")
+    invitation, text = invite(actor=system, email="invited@example.test", role="viewer")
     hazard = make_hazard(backend=backend.id, tenant=tenant.id, key=key.public_id)
     return World(
         ids={
-            "price-lists": price_list.id,
+            "price-lists": price_list.id, "members": make_user(role="viewer").id,
+            "invitations": invitation.id, "invitation_text": text,
             "tenants": tenant.id, "keys": key.id, "backends": backend.id, "tiers": free_tier.id, "pools": free_pool.id,
             "groups": free_group.id, "pool_name": pool.name, "hazards": hazard.id,
             "routers": router.id, "tokens": token.id, "pool_in_use": pool.id, "artifacts": better.id,
@@ -57,7 +61,7 @@ def make_world(system: Actor, operator: User) -> World:
     )  # fmt: skip
 
 
-NOTHING_BEFORE = ("created", "issued", "queued", "started", "signed_in")
+NOTHING_BEFORE = ("created", "issued", "queued", "started", "signed_in", "accepted")
 """Ends of actions that make something, or that state nothing but what was done."""
 
 
@@ -70,9 +74,9 @@ def expected_states(action: str) -> tuple[bool, bool]:
     """What ``states_of`` must be for an action."""
     if action == "tenant.deleted":  # its name stays
         return True, True
-    if action in ("user.signed_out", "user.password_changed"):
+    if action in ("user.signed_out", "user.password_changed", "user.password_reset"):
         return False, False
     if action == "request.cancelled":
         return False, True
     done = action.partition(".")[2]
-    return done not in NOTHING_BEFORE, done != "deleted"
+    return done not in NOTHING_BEFORE, done not in ("deleted", "removed")

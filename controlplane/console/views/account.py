@@ -16,12 +16,28 @@ from django.views.decorators.http import require_http_methods, require_POST
 from controlplane.accounts import actions
 from controlplane.accounts.models import User
 from controlplane.common.errors import TooManyAttempts
-from controlplane.console.frame import actor_of, apply, signed_in
+from controlplane.console.frame import actor_of, apply, own_account
 
 
 class SignInForm(forms.Form):
     email = forms.EmailField(widget=forms.EmailInput(attrs={"autofocus": True, "autocomplete": "username"}))
     password = forms.CharField(widget=forms.PasswordInput(attrs={"autocomplete": "current-password"}), strip=False)
+
+
+class ChosenPasswordForm(forms.Form):
+    password = forms.CharField(
+        label="Password", widget=forms.PasswordInput(attrs={"autocomplete": "new-password"}), strip=False,
+        help_text="At least 12 characters.",
+    )  # fmt: skip
+    repeated = forms.CharField(
+        label="Password again", widget=forms.PasswordInput(attrs={"autocomplete": "new-password"}), strip=False
+    )
+
+    def clean(self) -> dict[str, object]:
+        values = super().clean() or {}
+        if values.get("password") != values.get("repeated"):
+            self.add_error("repeated", "differs from the password")
+        return values
 
 
 class PasswordForm(forms.Form):
@@ -76,7 +92,7 @@ def sign_in(request: HttpRequest) -> HttpResponseBase:
 
 
 @require_POST
-@signed_in
+@own_account
 def sign_out(request: HttpRequest) -> HttpResponseBase:
     actions.record_sign_out(actor=actor_of(request))
     logout(request)
@@ -85,7 +101,7 @@ def sign_out(request: HttpRequest) -> HttpResponseBase:
 
 @never_cache
 @require_http_methods(["GET", "POST"])
-@signed_in
+@own_account
 def password(request: HttpRequest) -> HttpResponseBase:
     """Replace one's own password; required after a one-time password."""
     form = PasswordForm(request.POST or None)

@@ -9,9 +9,10 @@ from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
+from controlplane.common.actor import Actor
 from controlplane.common.clock import utc_now
 from controlplane.console import charts
-from controlplane.console.frame import actor_of, signed_in
+from controlplane.console.frame import actor_of, of_tenants
 from controlplane.fleet import queries as fleet_queries
 from controlplane.fleet.models import Pool
 from controlplane.rollout.queries import current_number
@@ -100,8 +101,23 @@ def _picture(router: str, state: PoolState, tenants: dict[str, Weighted], pool: 
     )
 
 
+def _of_tenant(actor: Actor, tenant: str) -> dict[str, object]:
+    """What waits and runs of one tenant, by pool and router, and its latest requests; nothing of anybody else."""
+    names = fleet_queries.pool_names(actor=actor)
+    own = [
+        {"pool": names.get(pool.pool, pool.pool), "state": state}
+        for _, beat in sorted(fleet_queries.live_heartbeats().items())
+        for pool in beat.pools
+        for state in pool.tenants
+        if state.tenant == tenant
+    ]
+    return {"own": own, "events": _latest(actor, {})}
+
+
 def _context(request: HttpRequest) -> dict[str, object]:
     actor = actor_of(request)
+    if actor.tenant is not None:
+        return _of_tenant(actor, actor.tenant)
     heartbeats: dict[str, Heartbeat] = fleet_queries.live_heartbeats()
     tenants = tenant_queries.tenant_weights()
     pools = {p.id: p for p in fleet_queries.pools(actor=actor)}
@@ -126,11 +142,15 @@ def _context(request: HttpRequest) -> dict[str, object]:
             for instance, beat in sorted(heartbeats.items())
             for state in beat.pools
         ],
-        "events": [
-            {"event": e, "name": tenants.get(e.tenant, Weighted(name=e.tenant)).name, "ttft_ms": _ttft_ms(e)}
-            for e in usage_queries.latest_events(actor=actor, limit=12)
-        ],
+        "events": _latest(actor, tenants),
     }
+
+
+def _latest(actor: Actor, tenants: dict[str, Weighted]) -> list[dict[str, object]]:
+    return [
+        {"event": e, "name": tenants.get(e.tenant, Weighted(name=e.tenant)).name, "ttft_ms": _ttft_ms(e)}
+        for e in usage_queries.latest_events(actor=actor, limit=12)
+    ]
 
 
 def _ttft_ms(event: UsageEvent) -> int | None:
@@ -139,13 +159,17 @@ def _ttft_ms(event: UsageEvent) -> int | None:
     return round((event.first_token_at - event.arrived_at).total_seconds() * 1_000)
 
 
+def _template(request: HttpRequest) -> str:
+    return f"console/fragments/{'live' if actor_of(request).tenant is None else 'own_live'}.html"
+
+
 @require_safe
-@signed_in
+@of_tenants
 def page(request: HttpRequest) -> HttpResponseBase:
-    return render(request, "console/live.html", _context(request))
+    return render(request, "console/live.html", {"fragment": _template(request), **_context(request)})
 
 
 @require_safe
-@signed_in
+@of_tenants
 def fragment(request: HttpRequest) -> HttpResponseBase:
-    return render(request, "console/fragments/live.html", _context(request))
+    return render(request, _template(request), _context(request))

@@ -9,7 +9,7 @@ from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
 from controlplane.console import charts
-from controlplane.console.frame import actor_of, signed_in
+from controlplane.console.frame import actor_of, of_tenants
 from controlplane.fleet import brakes
 from controlplane.fleet import queries as fleet_queries
 from controlplane.tenants.queries import tenant_names
@@ -19,16 +19,19 @@ MAX_CANCELLED = 100
 
 
 @require_safe
-@signed_in
+@of_tenants
 def index(request: HttpRequest) -> HttpResponseBase:
     wanted = request.GET.get("id", "").strip()[:128]
     actor = actor_of(request)
     found = usage_queries.explained_requests(actor=actor, request_id=wanted) if wanted else []
     under_way = brakes.under_way(actor=actor)
-    servers = {b.id: b.name for b in fleet_queries.backends(actor=actor)} if found or under_way else {}
+    is_of_platform = actor.tenant is None
+    servers: dict[str, str] = {}
+    if is_of_platform and (found or under_way):
+        servers = {b.id: b.name for b in fleet_queries.backends(actor=actor)}
     names = tenant_names() if found or under_way else {}
     entries = [_entry(each, names.get(each.event.tenant, each.event.tenant), servers) for each in found]
-    cancelled = brakes.cancellations(actor=actor)[:MAX_CANCELLED]
+    cancelled = brakes.cancellations(actor=actor)[:MAX_CANCELLED] if is_of_platform else []
     context = {
         "wanted": wanted,
         "found": entries,

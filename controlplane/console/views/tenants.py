@@ -13,13 +13,13 @@ from django.utils.text import slugify
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from controlplane.common.actor import Actor
+from controlplane.common.actor import Actor, Scope
 from controlplane.common.clock import utc_now
 from controlplane.common.errors import Invalid
 from controlplane.common.limits import Limited, limit_fields
 from controlplane.common.validation import get_or_not_found, without_nul
 from controlplane.console import charts
-from controlplane.console.frame import LimitedForm, act, actor_of, apply, signed_in
+from controlplane.console.frame import LimitedForm, act, actor_of, apply, of_tenants, signed_in
 from controlplane.fleet import queries as fleet_queries
 from controlplane.keys import actions as key_actions
 from controlplane.keys import queries as key_queries
@@ -91,7 +91,7 @@ class KeyForm(LimitedForm):
 
     def __init__(self, *args: Any, actor: Actor, tenant: Tenant, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        pools = [(name, name) for name in fleet_queries.pool_names(actor=actor)]
+        pools = [(name, name) for name in fleet_queries.pool_names(actor=actor).values()]
         tiers = [("", f"tenant's default ({tenant.default_tier.name})")]
         tiers += [(name, name) for name in queries.tier_names(tenant)]
         self.fields["default_pool"].choices = pools  # type: ignore[attr-defined]  # a choice field
@@ -124,9 +124,12 @@ def _tenant(request: HttpRequest, tenant_id: str) -> Tenant:
 
 
 @require_safe
-@signed_in
+@of_tenants
 def index(request: HttpRequest) -> HttpResponseBase:
     """By short name, a page at a time; ``after`` is the last short name of the page before."""
+    own = actor_of(request).tenant
+    if own is not None:
+        return redirect("console:tenant", own)
     search, after = (without_nul(request.GET.get(name, "")).strip() for name in ("q", "after"))
     actor = actor_of(request)
     rows = queries.tenants(actor=actor)
@@ -166,11 +169,13 @@ def create(request: HttpRequest) -> HttpResponseBase:
 
 
 @require_http_methods(["GET", "POST"])
-@signed_in
+@of_tenants
 def detail(request: HttpRequest, tenant_id: str) -> HttpResponseBase:
     """Settings and keys of one tenant."""
     actor = actor_of(request)
     tenant = _tenant(request, tenant_id)
+    if actor.tenant is not None:
+        return _own(request, actor, tenant)
     initial = {**actions.tenant_fields(tenant), **_limits(tenant), "version": tenant.version}
     form = TenantForm(request.POST or None, initial=initial, actor=actor)
 
@@ -180,20 +185,30 @@ def detail(request: HttpRequest, tenant_id: str) -> HttpResponseBase:
 
     if request.method == "POST" and form.is_valid() and apply(request, form, change):
         return redirect("console:tenant", tenant.id)
+    return render(request, "console/tenant.html", {"form": form, **_about(actor, tenant)})
+
+
+def _own(request: HttpRequest, actor: Actor, tenant: Tenant) -> HttpResponseBase:
+    """The page for the tenant's own people: what an operator has set, and their keys."""
+    if request.method != "GET":
+        actor.require(Scope.WRITE)
+    return render(request, "console/own_tenant.html", _about(actor, tenant))
+
+
+def _about(actor: Actor, tenant: Tenant) -> dict[str, Any]:
     rows = key_queries.keys(actor=actor, tenant=tenant.id)
     keys = list(rows.order_by(F("revoked_at").asc(nulls_first=True), "-id")[: PAGE + 1])
-    context = {
+    return {
         "tenant": tenant,
-        "form": form,
         # Live ones first: a key that is never revoked must not fall off the page behind revoked ones.
         "keys": keys[:PAGE],
         "has_more_keys": len(keys) > PAGE,
         "quotas": _quotas(actor, tenant),
         "now": utc_now(),
+        "may_change": actor.holds(Scope.TENANT_WRITE),
         # Ids of its own: the page holds two forms with a field "name".
         "key_form": KeyForm(actor=actor, tenant=tenant, auto_id="key_%s"),
     }
-    return render(request, "console/tenant.html", context)
 
 
 @require_POST
@@ -283,7 +298,7 @@ def change_many(request: HttpRequest) -> HttpResponseBase:
 
 @never_cache
 @require_POST
-@signed_in
+@of_tenants
 def issue_key(request: HttpRequest, tenant_id: str) -> HttpResponseBase:
     """Issue a key; the answer to this request is the only page that ever shows it."""
     actor = actor_of(request)
@@ -306,7 +321,7 @@ def issue_key(request: HttpRequest, tenant_id: str) -> HttpResponseBase:
 
 
 @require_http_methods(["GET", "POST"])
-@signed_in
+@of_tenants
 def key(request: HttpRequest, tenant_id: str, key_id: str) -> HttpResponseBase:
     """Settings of one key, and what it has used."""
     actor = actor_of(request)
@@ -322,11 +337,12 @@ def key(request: HttpRequest, tenant_id: str, key_id: str) -> HttpResponseBase:
     if request.method == "POST" and form.is_valid() and apply(request, form, change):
         return redirect("console:key", tenant.id, row.id)
     context = {"tenant": tenant, "key": row, "form": form, "quotas": _quotas(actor, row), "now": utc_now()}
+    context["may_change"] = actor.holds(Scope.TENANT_WRITE)
     return render(request, "console/key.html", context)
 
 
 @require_POST
-@signed_in
+@of_tenants
 def revoke_key(request: HttpRequest, tenant_id: str, key_id: str) -> HttpResponseBase:
     def change() -> str:
         key: ApiKey = key_actions.revoke_key(actor=actor_of(request), key_id=key_id)

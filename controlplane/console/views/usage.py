@@ -15,7 +15,7 @@ from controlplane.common.clock import utc_now
 from controlplane.common.errors import Invalid
 from controlplane.common.zones import find_zone
 from controlplane.console import charts
-from controlplane.console.frame import actor_of, signed_in
+from controlplane.console.frame import actor_of, of_tenants, signed_in
 from controlplane.usage import queries
 from controlplane.usage.prices import decimal_text
 from controlplane.usage.report import (
@@ -134,10 +134,11 @@ def _cost(row: Row) -> str:
 
 
 @require_safe
-@signed_in
+@of_tenants
 def report(request: HttpRequest) -> HttpResponseBase:
     form, question = _asked(request)
-    context: dict[str, Any] = {"form": form, "n_quarantined": queries.n_quarantined()}
+    n_quarantined = queries.n_quarantined() if actor_of(request).tenant is None else 0
+    context: dict[str, Any] = {"form": form, "n_quarantined": n_quarantined}
     if question is not None:
         try:
             found = usage_report(question, limit=SHOWN_ROWS, cursor=request.GET.get("cursor", ""))
@@ -164,7 +165,7 @@ def _shown(question: Question, found: Report) -> dict[str, Any]:
 
 
 @require_safe
-@signed_in
+@of_tenants
 def export(request: HttpRequest, kind: str) -> HttpResponseBase:
     form, question = _asked(request)
     if question is None:

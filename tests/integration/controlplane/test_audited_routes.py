@@ -17,7 +17,7 @@ from django.db import transaction
 from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver
 
-from controlplane.accounts.models import User
+from controlplane.accounts.models import Role, User
 from controlplane.audit.models import AuditEntry
 from controlplane.common.actor import Actor, system_actor
 from controlplane.fleet.brakes import drain_backend, stop_grammars
@@ -116,6 +116,12 @@ CASES: dict[str, Case] = {
     "predictor_roll_back": Case("pool.length_model_rolled_back", lambda w: {"pool": w.ids["pool_in_use"]}),
     "predictor_demote": Case("pool.length_model_demoted", lambda w: {"pool": w.ids["pool_in_use"]}),
     "predictor_cancel": Case("job.cancelled"),
+    "members": Case("invitation.created", lambda w: {"email": "new@example.test", "role": "viewer"}),
+    "member": Case("user.updated", lambda w: {"role": "operator"}, is_page=True),
+    "member_password": Case("user.password_reset"),
+    "member_remove": Case("user.removed"),
+    "invitation": Case("invitation.accepted", lambda w: {"password": PASSWORD, "repeated": PASSWORD}),
+    "invitation_revoke": Case("invitation.revoked"),
     "tokens": Case("token.issued", lambda w: {"name": "new", "scopes": ["admin.read"]}),
     "token_revoke": Case("token.revoked"),
 }
@@ -125,6 +131,7 @@ CASES: dict[str, Case] = {
 def world(system: Actor, operator: User) -> World:
     made = make_world(system, operator)
     operator.set_password(PASSWORD)
+    operator.role = Role.OWNER  # drives members as well
     operator.save()
     made.ids["email"] = operator.email
     return made
@@ -190,6 +197,8 @@ def drive(name: str, client: Client, world: World) -> list[AuditEntry]:
         "tenant_id": _tenant(world), "key_id": world.ids["keys"], "group_id": world.ids["groups"],
         "tier_id": world.ids["tiers"], "pool_id": world.ids["pools"], "backend_id": world.ids["backends"],
         "price_list_id": world.ids["price-lists"], "hazard_id": world.ids["hazards"], "token_id": world.ids["tokens"],
+        "member_id": world.ids["members"], "invitation_id": world.ids["invitations"],
+        "text": world.ids["invitation_text"],
     }  # fmt: skip
     if name == "predictor_cancel":
         ids["job_id"] = start_job(actor=SYSTEM).id
@@ -211,6 +220,7 @@ def test_a_mutation_on_the_console_leaves_one_entry_with_before_and_after(world:
             if name != "sign_in":
                 client.force_login(operator)
             entries = drive(name, client, world)
-            found[name] = [(entry.action, operator.email in entry.actor_label, states_of(entry)) for entry in entries]
+            by = "invited@example.test" if name == "invitation" else operator.email
+            found[name] = [(entry.action, by in entry.actor_label, states_of(entry)) for entry in entries]
             transaction.set_rollback(True)
     assert found == {name: [(case.action, True, expected_states(case.action))] for name, case in CASES.items()}

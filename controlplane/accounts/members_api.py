@@ -1,0 +1,157 @@
+"""REST of members and invitations: of the platform for owners, of the own tenant for its admins."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django.urls import reverse
+from drf_spectacular.utils import extend_schema, extend_schema_view
+from rest_framework import serializers
+from rest_framework.decorators import action
+from rest_framework.response import Response
+
+from controlplane.accounts import actions, invitations, queries
+from controlplane.accounts.models import Invitation, Role, User
+from controlplane.common.actor import Scope
+from controlplane.common.rest import IDEMPOTENCY_KEY, PROBLEMS, StrictSerializer, UseCaseViewSet
+
+_TENANT_HELP = "Id of the tenant of a tenant admin or member; null for roles of the platform"
+
+
+class MemberChangesSerializer(StrictSerializer):
+    role = serializers.ChoiceField(choices=Role.choices, required=False)
+    tenant = serializers.CharField(max_length=40, required=False, allow_null=True, help_text=_TENANT_HELP)
+    name = serializers.CharField(max_length=200, required=False, allow_blank=True)
+    is_active = serializers.BooleanField(required=False, help_text="false: signed out, and refused until it is true")
+
+
+class MemberSerializer(serializers.ModelSerializer[User]):
+    tenant = serializers.CharField(source="tenant_id", allow_null=True, help_text=_TENANT_HELP)
+
+    class Meta:
+        model = User
+        fields = ["id", "email", "name", "role", "tenant", "is_active", "last_login", "created_at"]
+
+
+class NewPasswordSerializer(MemberSerializer):
+    password = serializers.CharField(help_text="Shown this once; the next sign-in replaces it")
+
+    class Meta(MemberSerializer.Meta):
+        fields = [*MemberSerializer.Meta.fields, "password"]
+
+
+@extend_schema_view(
+    list=extend_schema(responses={200: MemberSerializer(many=True), **PROBLEMS}),
+    retrieve=extend_schema(responses={200: MemberSerializer, **PROBLEMS}),
+    partial_update=extend_schema(request=MemberChangesSerializer, responses={200: MemberSerializer, **PROBLEMS}),
+    destroy=extend_schema(responses={204: None, **PROBLEMS}),
+)
+class MemberViewSet(UseCaseViewSet):
+    what = "member"
+    scopes: ClassVar[dict[str, Scope]] = {
+        "list": Scope.TENANT_READ,
+        "retrieve": Scope.TENANT_READ,
+        "partial_update": Scope.MEMBERS,
+        "destroy": Scope.MEMBERS,
+        "reset_password": Scope.MEMBERS,
+    }
+    queryset = User.objects.none()
+    serializer_class = MemberSerializer
+
+    def get_queryset(self) -> Any:
+        return queries.members(actor=self.actor)
+
+    def list(self, request: Any) -> Response:
+        return self.listed(self.get_queryset())
+
+    def retrieve(self, request: Any, pk: str) -> Response:
+        return self.shown(self.found(pk))
+
+    def partial_update(self, request: Any, pk: str) -> Response:
+        changes: Any = self.checked(MemberChangesSerializer, is_partial=True)
+        actions.update_user(actor=self.actor, user_id=pk, **changes)
+        return self.shown(self.found(pk))
+
+    def destroy(self, request: Any, pk: str) -> Response:
+        """Remove the account with its tokens and sessions; the audit log keeps what was done under it."""
+        actions.remove_user(actor=self.actor, user_id=pk)
+        return Response(status=204)
+
+    @extend_schema(request=None, responses={200: NewPasswordSerializer, **PROBLEMS})
+    @action(detail=True, methods=["post"], url_path="reset-password")
+    def reset_password(self, request: Any, pk: str) -> Response:
+        """A one-time password in place of the present one."""
+        password = actions.reset_password(actor=self.actor, user_id=pk)
+        return self.shown(self.found(pk), password=password)
+
+
+class NewInvitationSerializer(StrictSerializer):
+    email = serializers.CharField(max_length=254)
+    role = serializers.ChoiceField(choices=Role.choices)
+    tenant = serializers.CharField(max_length=40, required=False, allow_null=True, help_text=_TENANT_HELP)
+
+
+class InvitationSerializer(serializers.ModelSerializer[Invitation]):
+    tenant = serializers.CharField(source="tenant_id", allow_null=True, help_text=_TENANT_HELP)
+
+    class Meta:
+        model = Invitation
+        fields = [
+            "id", "email", "role", "tenant", "invited_by", "expires_at", "accepted_at", "revoked_at", "created_at",
+        ]  # fmt: skip
+
+
+class SentInvitationSerializer(InvitationSerializer):
+    """An invitation with its link. A repeated create shows null there."""
+
+    link = serializers.CharField(allow_null=True, help_text="Opens the account once; shown this once, kept nowhere")
+
+    class Meta(InvitationSerializer.Meta):
+        fields = [*InvitationSerializer.Meta.fields, "link"]
+
+
+@extend_schema_view(
+    list=extend_schema(responses={200: InvitationSerializer(many=True), **PROBLEMS}),
+    retrieve=extend_schema(responses={200: InvitationSerializer, **PROBLEMS}),
+    create=extend_schema(
+        request=NewInvitationSerializer,
+        responses={201: SentInvitationSerializer, **PROBLEMS},
+        parameters=[IDEMPOTENCY_KEY],
+    ),
+)
+class InvitationViewSet(UseCaseViewSet):
+    what = "invitation"
+    scopes: ClassVar[dict[str, Scope]] = {
+        "list": Scope.TENANT_READ,
+        "retrieve": Scope.TENANT_READ,
+        "create": Scope.MEMBERS,
+        "revoke": Scope.MEMBERS,
+    }
+    queryset = Invitation.objects.none()
+    serializer_class = InvitationSerializer
+
+    def get_queryset(self) -> Any:
+        return queries.invitations(actor=self.actor)
+
+    def list(self, request: Any) -> Response:
+        return self.listed(self.get_queryset())
+
+    def retrieve(self, request: Any, pk: str) -> Response:
+        return self.shown(self.found(pk))
+
+    def create(self, request: Any) -> Response:
+        """Nothing is sent: hand the link to whom it is for."""
+        body = self.checked(NewInvitationSerializer)
+
+        def send() -> tuple[Invitation, dict[str, Any]]:
+            invitation, text = invitations.invite(actor=self.actor, **body)
+            return invitation, {"link": request.build_absolute_uri(reverse("console:invitation", args=[text]))}
+
+        return self.created(send, secret_fields=("link",))
+
+    @extend_schema(request=None, responses={200: InvitationSerializer, **PROBLEMS})
+    @action(detail=True, methods=["post"])
+    def revoke(self, request: Any, pk: str) -> Response:
+        """Close it; whoever has the link is refused."""
+        invitations.revoke_invitation(actor=self.actor, invitation_id=pk)
+        return self.shown(self.found(pk))

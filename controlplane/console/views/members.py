@@ -1,0 +1,186 @@
+"""Who may do what: members, their roles, and invitations. Owners for all, a tenant's admins for their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponseBase
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_http_methods, require_POST
+
+from controlplane.accounts import actions, invitations, queries
+from controlplane.accounts.models import TENANT_ROLES, Role, User
+from controlplane.common.actor import Actor, Scope, system_actor
+from controlplane.common.clock import utc_now
+from controlplane.common.errors import Invalid, NotFound
+from controlplane.common.validation import get_or_not_found, without_nul
+from controlplane.console.frame import act, actor_of, apply, of_members
+from controlplane.console.views.account import ChosenPasswordForm
+from controlplane.tenants.queries import tenants
+
+SHOWN = 200
+ROLE_HELP = {
+    Role.OWNER: "everything, members and roles included",
+    Role.OPERATOR: "configuration",
+    Role.VIEWER: "reads everything",
+    Role.TENANT_ADMIN: "keys and members of one tenant",
+    Role.TENANT_MEMBER: "reads what belongs to one tenant",
+}
+
+
+class RoleForm(forms.Form):
+    """A role and, for roles of a tenant, its short name; a tenant's admin gives roles of the own tenant only."""
+
+    role = forms.ChoiceField(widget=forms.RadioSelect)
+    tenant = forms.CharField(
+        required=False, max_length=63, help_text="Short name, for a tenant admin or member; else empty."
+    )
+
+    def __init__(self, *args: Any, actor: Actor, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.actor = actor
+        offered = [r for r in Role if actor.tenant is None or r.value in TENANT_ROLES]
+        self.fields["role"].choices = [(r.value, f"{r.label}: {ROLE_HELP[r]}") for r in offered]  # type: ignore[attr-defined]  # a choice field
+        if actor.tenant is not None:
+            del self.fields["tenant"]
+
+    def clean_tenant(self) -> str | None:
+        slug = without_nul(self.cleaned_data["tenant"]).strip()
+        row = tenants(actor=self.actor).filter(slug=slug).first()
+        if slug and row is None:
+            raise forms.ValidationError(f"no tenant {slug!r}")
+        return row.id if row is not None else None
+
+    def values(self) -> dict[str, Any]:
+        return {"tenant": self.actor.tenant, **self.cleaned_data}
+
+
+class InviteForm(RoleForm):
+    email = forms.CharField(max_length=254, widget=forms.EmailInput(attrs={"autocomplete": "off"}))
+    field_order = ("email", "role", "tenant")
+
+
+class MemberForm(RoleForm):
+    is_active = forms.BooleanField(required=False, label="May sign in", help_text="Off: signed out and refused.")
+
+
+class AcceptForm(ChosenPasswordForm):
+    name = forms.CharField(max_length=200, required=False, widget=forms.TextInput(attrs={"autocomplete": "name"}))
+    field_order = ("name", "password", "repeated")
+
+
+@never_cache
+@require_http_methods(["GET", "POST"])
+@of_members
+def index(request: HttpRequest) -> HttpResponseBase:
+    """Members and open invitations; the answer to an invitation is the only page that ever shows its link."""
+    actor = actor_of(request)
+    form = InviteForm(request.POST or None, actor=actor, initial={"role": Role.TENANT_MEMBER})
+    links: list[str] = []
+
+    def change() -> str:
+        invitation, text = invitations.invite(actor=actor, **form.values())
+        links.append(request.build_absolute_uri(reverse("console:invitation", args=[text])))
+        return f"{invitation.email} is invited. Nothing was sent: hand over the link below."
+
+    if request.method == "POST" and form.is_valid() and apply(request, form, change):
+        form = InviteForm(actor=actor, initial={"role": Role.TENANT_MEMBER})
+    search = without_nul(request.GET.get("q", "")).strip()
+    rows = queries.members(actor=actor)
+    if search:
+        rows = rows.filter(email__icontains=search)
+    opened = queries.invitations(actor=actor).filter(accepted_at=None, revoked_at=None, expires_at__gt=utc_now())
+    context = {
+        "form": form,
+        "link": "".join(links),
+        "members": rows[:SHOWN],
+        "invitations": opened[:SHOWN],
+        "shown": SHOWN,
+        "search": search,
+        "may_change": actor.holds(Scope.MEMBERS),
+    }
+    return render(request, "console/members.html", context)
+
+
+@require_http_methods(["GET", "POST"])
+@of_members
+def detail(request: HttpRequest, member_id: str) -> HttpResponseBase:
+    actor = actor_of(request)
+    member: User = get_or_not_found(queries.members(actor=actor), "member", member_id)
+    initial = {
+        "role": member.role,
+        "tenant": member.tenant.slug if member.tenant else "",
+        "is_active": member.is_active,
+    }
+    form = MemberForm(request.POST or None, initial=initial, actor=actor)
+
+    def change() -> str:
+        actions.update_user(actor=actor, user_id=member.id, **form.values())
+        return "Saved, and in force at once."
+
+    if request.method == "POST" and form.is_valid() and apply(request, form, change):
+        return redirect("console:members")
+    context = {"member": member, "form": form, "may_change": actor.holds(Scope.MEMBERS)}
+    return render(request, "console/member.html", context)
+
+
+@never_cache
+@require_POST
+@of_members
+def reset_password(request: HttpRequest, member_id: str) -> HttpResponseBase:
+    """The answer to this request is the only page that ever shows the one-time password."""
+    actor = actor_of(request)
+    password = actions.reset_password(actor=actor, user_id=member_id)
+    member = get_or_not_found(queries.members(actor=actor), "member", member_id)
+    return render(request, "console/member_password.html", {"member": member, "password": password})
+
+
+@require_POST
+@of_members
+def remove(request: HttpRequest, member_id: str) -> HttpResponseBase:
+    def change() -> str:
+        actions.remove_user(actor=actor_of(request), user_id=member_id)
+        return "The account is removed, with its tokens."
+
+    return act(request, change, reverse("console:members"))
+
+
+@require_POST
+@of_members
+def revoke_invitation(request: HttpRequest, invitation_id: str) -> HttpResponseBase:
+    def change() -> str:
+        row = invitations.revoke_invitation(actor=actor_of(request), invitation_id=invitation_id)
+        return f"The invitation of {row.email} is taken back."
+
+    return act(request, change, reverse("console:members"))
+
+
+@never_cache
+@require_http_methods(["GET", "POST"])
+def accept(request: HttpRequest, text: str) -> HttpResponseBase:
+    """Where the link of an invitation leads: choose a password, once."""
+    try:
+        invitation = invitations.open_invitation(text)
+    except NotFound as problem:
+        return render(request, "console/problem.html", {"problem": problem}, status=problem.status)
+    form = AcceptForm(request.POST or None)
+    if request.method == "POST" and form.is_valid():
+        values = {name: form.cleaned_data[name] for name in ("name", "password")}
+        try:
+            invitations.accept_invitation(actor=system_actor("invitation"), text=text, **values)
+        except Invalid as problem:
+            for field, texts in problem.fields.items():
+                form.add_error(field, texts)
+        else:
+            messages.success(request, "Your account is open. Sign in.")
+            return redirect("console:sign_in")
+    context = {
+        "form": form, "heading": "Welcome to Fairlane", "submit": "Open the account", "width": "narrow",
+        "lead": f"{invitation.invited_by} invites {invitation.email} as {invitation.get_role_display()}. "
+        "Choose a password.",
+    }  # fmt: skip
+    return render(request, "console/form.html", context)
