@@ -49,6 +49,14 @@ app.conf.update(
             "task": "controlplane.usage.tasks.coarsen_old",
             "schedule": crontab(hour=3, minute=7),
         },
+        "usage-close-statements": {
+            "task": "controlplane.usage.tasks.close_statements",
+            "schedule": crontab(minute=11),
+        },
+        "usage-reconcile-books": {
+            "task": "controlplane.usage.tasks.reconcile_books",
+            "schedule": crontab(hour=1, minute=41),
+        },
         "usage-make-partitions": {"task": "controlplane.usage.tasks.make_partitions", "schedule": 3_600.0},
         "usage-forget-old-samples": {"task": "controlplane.usage.tasks.forget_old_samples", "schedule": 1_800.0},
         "training-wake-jobs": {

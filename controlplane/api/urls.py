@@ -34,6 +34,7 @@ from controlplane.usage.api import (
     UsageReportView,
 )
 from controlplane.usage.prices_api import PriceListViewSet, TenantPricesView
+from controlplane.usage.statements_api import ReconciliationViewSet, StatementViewSet
 
 router = SimpleRouter(trailing_slash=False)
 router.register("tenants", TenantViewSet, basename="tenant")
@@ -52,6 +53,8 @@ router.register("promotions", PromotionViewSet, basename="promotion")
 router.register("price-lists", PriceListViewSet, basename="price-list")
 router.register("members", MemberViewSet, basename="member")
 router.register("invitations", InvitationViewSet, basename="invitation")
+router.register("statements", StatementViewSet, basename="statement")
+router.register("usage/reconciliations", ReconciliationViewSet, basename="reconciliation")
 router.register("tokens", TokenViewSet, basename="token")
 router.register("usage/quarantine", QuarantineViewSet, basename="quarantine")
 

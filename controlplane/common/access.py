@@ -22,6 +22,7 @@ TENANT_OF = {
     "accounts.Invitation": "tenant_id",
     "accounts.OperatorToken": "user__tenant_id",
     "usage.UsageEvent": "tenant",
+    "usage.Statement": "tenant",
 }
 """By model: the field that holds the id of the tenant its rows belong to."""
 

@@ -50,9 +50,15 @@ def navigation(request: HttpRequest) -> dict[str, object]:
     pages = [(name, label, reverse(f"console:{name}")) for name, label in PAGES if not tenant or name in OF_TENANT]
     if tenant:
         pages.insert(1, ("tenant", "Tenant", reverse("console:tenant", args=[tenant])))
-    current = {"backend": "pools", "group": "tenants", "groups": "tenants", "key": "tenants", "price": "usage"}.get(
-        current, current
-    )
+    current = {
+        "backend": "pools",
+        "group": "tenants",
+        "groups": "tenants",
+        "key": "tenants",
+        "price": "usage",
+        "statement": "usage",
+        "statements": "usage",
+    }.get(current, current)
     return {
         "navigation": [
             {

@@ -171,7 +171,7 @@ class UsageReportView(APIView):
     def get(self, request: Any) -> Any:
         """A page of the report as JSON, or all of it as CSV."""
         question = asked(request)
-        if _wants_csv(request):
+        if wants_csv(request):
             return export_response(question, "csv")
         report = usage_report(question, limit=_limit(request), cursor=request.query_params.get("cursor", ""))
         return Response(report_fields(report))
@@ -194,7 +194,7 @@ class UsageExportView(APIView):
     )
     def get(self, request: Any) -> Any:
         """All rows of the report at once, as CSV or JSON; the connection stays open while they come."""
-        return export_response(asked(request), "csv" if _wants_csv(request) else "json")
+        return export_response(asked(request), "csv" if wants_csv(request) else "json")
 
 
 def report_fields(report: Report) -> dict[str, Any]:
@@ -251,7 +251,7 @@ def _day(request: Any, name: str, default: date) -> date:
         raise Invalid({name: f"a day such as 2026-01-31, not {text[:40]!r}"}) from None
 
 
-def _wants_csv(request: Any) -> bool:
+def wants_csv(request: Any) -> bool:
     wanted = request.query_params.get("format")
     if wanted not in (None, "json", "csv"):
         raise Invalid({"format": f"json or csv, not {wanted[:40]!r}"})

@@ -392,3 +392,70 @@ class TenantPrices(models.Model):
 
     class Meta:
         db_table = "usage_tenant_prices"
+
+
+def _statement_id() -> str:
+    return new_id("stm")
+
+
+class Statement(models.Model):
+    """What a tenant used and owes for the time from ``from_at`` to ``to_at``, a month of its time zone. Never changes.
+
+    ``amount_micro``: sum of its lines; ``currency`` "": nothing had a price.
+    """
+
+    id = models.CharField(primary_key=True, max_length=40, default=_statement_id, editable=False)
+    tenant = models.CharField(max_length=40)
+    tenant_name = models.TextField()
+    month = models.DateField()
+    timezone = models.CharField(max_length=64)
+    from_at = models.DateTimeField()
+    to_at = models.DateTimeField()
+    currency = models.CharField(max_length=3, blank=True)
+    amount_micro = models.DecimalField(max_digits=38, decimal_places=0)
+    closed_at = models.DateTimeField()
+
+    class Meta:
+        db_table = "usage_statement"
+        constraints = [models.UniqueConstraint(fields=["tenant", "month"], name="usage_statement_once")]
+
+
+class StatementLine(models.Model):
+    """Usage of one model at one price; ``kind`` correction: of events that came after ``month`` was closed.
+
+    ``valid_from``: since when the price held; None, and no amount, without a price.
+    """
+
+    statement = models.ForeignKey(Statement, on_delete=models.PROTECT, related_name="lines")
+    number = models.PositiveIntegerField()
+    kind = models.CharField(max_length=10)
+    month = models.DateField()
+    model = models.TextField()
+    valid_from = models.DateField(null=True)
+    prompt_micro = models.BigIntegerField(null=True)
+    output_micro = models.BigIntegerField(null=True)
+    requests = models.BigIntegerField()
+    prompt_tokens = models.BigIntegerField()
+    output_tokens = models.BigIntegerField()
+    amount_micro = models.DecimalField(max_digits=38, decimal_places=0, null=True)
+
+    class Meta:
+        db_table = "usage_statement_line"
+        constraints = [models.UniqueConstraint(fields=["statement", "number"], name="usage_statement_line_once")]
+
+
+class Reconciliation(models.Model):
+    """One comparison of rollups with the events of some UTC days.
+
+    ``differences``: the first of ``n_different``, each with ``day``, ``key``, ``model``, ``books`` and ``events``.
+    """
+
+    ran_at = models.DateTimeField(db_index=True)
+    from_day = models.DateField()
+    to_day = models.DateField()
+    n_events = models.BigIntegerField()
+    n_different = models.IntegerField()
+    differences = models.JSONField()
+
+    class Meta:
+        db_table = "usage_reconciliation"

@@ -4,8 +4,10 @@ from celery import shared_task
 
 from controlplane.usage.coarsening import coarsen
 from controlplane.usage.partitions import ensure_ahead
+from controlplane.usage.reconciliation import reconcile
 from controlplane.usage.rollup import roll_up_finished, roll_up_running
 from controlplane.usage.samples import count_recent_samples, forget_old
+from controlplane.usage.statements import close_months
 from controlplane.usage.totals import fold, forget_old_totals
 
 
@@ -31,6 +33,16 @@ def make_partitions() -> None:
 @shared_task
 def coarsen_old() -> None:
     coarsen()
+
+
+@shared_task
+def close_statements() -> None:
+    close_months()
+
+
+@shared_task
+def reconcile_books() -> None:
+    reconcile()
 
 
 @shared_task

@@ -18,6 +18,7 @@ from controlplane.console import charts
 from controlplane.console.frame import actor_of, of_tenants, signed_in
 from controlplane.usage import queries
 from controlplane.usage.prices import decimal_text
+from controlplane.usage.reconciliation import reconciliations
 from controlplane.usage.report import (
     STEPS,
     Question,
@@ -137,8 +138,10 @@ def _cost(row: Row) -> str:
 @of_tenants
 def report(request: HttpRequest) -> HttpResponseBase:
     form, question = _asked(request)
-    n_quarantined = queries.n_quarantined() if actor_of(request).tenant is None else 0
-    context: dict[str, Any] = {"form": form, "n_quarantined": n_quarantined}
+    context: dict[str, Any] = {"form": form}
+    actor = actor_of(request)
+    if actor.tenant is None:
+        context |= {"n_quarantined": queries.n_quarantined(), "reconciled": reconciliations(actor=actor).first()}
     if question is not None:
         try:
             found = usage_report(question, limit=SHOWN_ROWS, cursor=request.GET.get("cursor", ""))

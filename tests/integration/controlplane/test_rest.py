@@ -200,7 +200,8 @@ def test_a_mutation_needs_the_write_scope_of_an_operator(
 READABLE = (
     "/tenants", "/groups", "/keys", "/tiers", "/pools", "/backends", "/hazards", "/routers", "/revisions", "/audit",
     "/training-jobs", "/artifacts", "/promotions", "/predictor/drift", "/predictor/samples",
-    "/members", "/invitations", "/tokens", "/usage/report", "/usage/quarantine", "/price-lists",
+    "/members", "/invitations", "/tokens", "/usage/report", "/usage/quarantine", "/price-lists", "/statements",
+    "/usage/reconciliations",
 )  # fmt: skip
 
 

@@ -28,6 +28,7 @@ from controlplane.fleet.routers import create_router
 from controlplane.training.actions import start_job
 from controlplane.training.models import Promotion
 from controlplane.training.promotion import promote
+from controlplane.usage.models import Statement
 from controlplane.usage.prices import create_price_list
 from tests.support.control_plane import (
     book,
@@ -106,6 +107,10 @@ def world(system: Actor) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
     event = usage_event(tenant=tenant.id)
     book(event)
     price_list = create_price_list(actor=system, name="spare", currency="EUR")
+    statement = Statement.objects.create(
+        tenant=tenant.id, tenant_name="x", month="2026-01-01", timezone="UTC", from_at="2026-01-01T00:00Z",
+        to_at="2026-02-01T00:00Z", amount_micro=0, closed_at="2026-02-01T01:00Z",
+    )  # fmt: skip
     router, _ = create_router(actor=system, name="spare")
     model = make_length_model("better")
     make_evaluation(model, pool)
@@ -115,14 +120,14 @@ def world(system: Actor) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
         "tier_id": make_tier(system, "spare").id, "backend_id": backend.id, "token_id": token.id,
         "hazard_id": make_hazard(backend=backend.id, tenant=tenant.id).id, "job_id": start_job(actor=system).id,
         "member_id": colleague.id, "invitation_id": invitation.id, "text": text, "request_id": event.request,
-        "price_list_id": price_list.id,
+        "price_list_id": price_list.id, "statement_id": statement.id,
         "digest": "0" * 64, "artifact_id": model.id, "promotion_id": Promotion.objects.get().pk, "router_id": router.id,
     }  # fmt: skip
     rest = {
         "tenants": "tenant_id", "keys": "key_id", "groups": "group_id", "pools": "pool_id", "tiers": "tier_id",
         "backends": "backend_id", "tokens": "token_id", "hazards": "hazard_id", "training-jobs": "job_id",
         "members": "member_id", "invitations": "invitation_id", "artifacts": "artifact_id", "routers": "router_id",
-        "promotions": "promotion_id", "price-lists": "price_list_id",
+        "promotions": "promotion_id", "price-lists": "price_list_id", "statements": "statement_id",
     }  # fmt: skip
     return sessions, {"": ids, **{word: {"pk": ids[name]} for word, name in rest.items()}}
 
