@@ -213,6 +213,9 @@ def revoke_all(actor: Actor, tenant: Tenant) -> dict[str, Any]:
     """Revoke the live keys of a tenant that is being deleted; returns their public ids for the audit entry."""
     live = ApiKey.objects.filter(tenant=tenant, revoked_at=None).order_by("id")
     public_ids = list(live.values_list("public_id", flat=True))
+    # Nothing of it holds on to a tier that may be deleted one day.
+    ApiKey.tiers.through.objects.filter(apikey__tenant=tenant).delete()
+    ApiKey.objects.filter(tenant=tenant).update(default_tier=None)
     now = utc_now()
     live.update(revoked_at=now, updated_at=now, version=F("version") + 1)
     return {"keys_revoked": public_ids}

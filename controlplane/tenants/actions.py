@@ -60,7 +60,7 @@ def tenant_fields(tenant: Tenant) -> dict[str, Any]:
         "weight": tenant.weight,
         "state": tenant.state,
         "tiers": tier_names(tenant),
-        "default_tier": tenant.default_tier.name,
+        "default_tier": tenant.default_tier_name,
         "max_queued": tenant.max_queued,
         "timezone": tenant.timezone,
         "group": None if tenant.group is None else tenant.group.name,
@@ -272,9 +272,8 @@ def delete_tenant(*, actor: Actor, tenant_id: str, expected_version: int | None 
     tenant.deleted_at = utc_now()
     tenant.name = f"{tenant.name[:189]} (deleted)"
     tenant.slug = f"deleted-{tenant.id.lower().replace('_', '-')}"[:63]
-    tenant.group, tenant.managed_by = None, ""
-    # A default tier it must have; of the others it lets go, so that they may be deleted.
-    TenantTier.objects.filter(tenant=tenant).exclude(tier=tenant.default_tier).delete()
+    tenant.group, tenant.default_tier, tenant.managed_by = None, None, ""
+    TenantTier.objects.filter(tenant=tenant).delete()
     tenant.version += 1
     tenant.save()
     record(

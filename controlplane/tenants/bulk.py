@@ -70,7 +70,7 @@ def change_tenants(
     for tenant in tenants:
         names = tier_names(tenant)
         old: dict[str, Any] = {
-            "state": tenant.state, "weight": tenant.weight, "default_tier": tenant.default_tier.name, "tiers": names
+            "state": tenant.state, "weight": tenant.weight, "default_tier": tenant.default_tier_name, "tiers": names
         }  # fmt: skip
         new = {**old, **change, "tiers": names if tier is None or tier.name in names else [*names, tier.name]}
         if new == old:

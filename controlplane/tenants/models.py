@@ -47,7 +47,8 @@ class TenantState(models.TextChoices):
 class Tenant(Limited, Managed, Record):
     """A tenant. A database constraint holds ``default_tier`` to one of the allowed ``tiers``.
 
-    ``timezone``: whose months its statements cover; an IANA name. ``deleted_at``: only its name is left, for the books.
+    ``timezone``: whose months its statements cover; an IANA name. ``deleted_at``: only its name is left, for the
+    books; until then it has a default tier.
     """
 
     id = models.CharField(primary_key=True, max_length=40, default=_tenant_id, editable=False)
@@ -56,7 +57,7 @@ class Tenant(Limited, Managed, Record):
     weight = models.FloatField(default=1.0)
     state = models.CharField(max_length=16, choices=TenantState.choices, default=TenantState.ACTIVE)
     tiers = models.ManyToManyField("tiers.Tier", through="TenantTier", related_name="tenants")
-    default_tier = models.ForeignKey("tiers.Tier", on_delete=models.PROTECT, related_name="+")
+    default_tier = models.ForeignKey("tiers.Tier", on_delete=models.PROTECT, related_name="+", null=True)
     max_queued = models.PositiveIntegerField(default=2_000)
     timezone = models.CharField(max_length=64, default="UTC")
     group = models.ForeignKey(Group, null=True, blank=True, on_delete=models.PROTECT, related_name="tenants")
@@ -73,10 +74,19 @@ class Tenant(Limited, Managed, Record):
             ),
             models.CheckConstraint(condition=models.Q(state__in=TenantState.values), name="tenant_state_known"),
             models.CheckConstraint(condition=~models.Q(name=""), name="tenant_name_given"),
+            models.CheckConstraint(
+                condition=models.Q(default_tier__isnull=False) | models.Q(deleted_at__isnull=False),
+                name="tenant_default_tier_given",
+            ),
         ]
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def default_tier_name(self) -> str:
+        """Empty once it is deleted."""
+        return "" if self.default_tier is None else self.default_tier.name
 
 
 class TenantTier(models.Model):

@@ -92,7 +92,7 @@ class KeyForm(LimitedForm):
     def __init__(self, *args: Any, actor: Actor, tenant: Tenant, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         pools = [(name, name) for name in fleet_queries.pool_names(actor=actor).values()]
-        tiers = [("", f"tenant's default ({tenant.default_tier.name})")]
+        tiers = [("", f"tenant's default ({tenant.default_tier_name})")]
         tiers += [(name, name) for name in queries.tier_names(tenant)]
         self.fields["default_pool"].choices = pools  # type: ignore[attr-defined]  # a choice field
         self.fields["default_tier"].choices = tiers  # type: ignore[attr-defined]  # a choice field

@@ -46,7 +46,7 @@ def test_suspending_lets_what_runs_finish_or_cuts_it_by_choice(system: Actor) ->
 def test_a_tenant_is_deleted_only_when_suspended_and_leaves_its_name_to_the_books(system: Actor) -> None:
     group, pool = make_group(system), make_pool(system)
     tenant = make_tenant(system, group=group.name, tiers=["standard", "batch"])
-    keys = [make_key(system, tenant, pool)[0] for _ in range(2)]
+    keys = [make_key(system, tenant, pool, tiers=["batch"], default_tier="batch")[0] for _ in range(2)]
     name, slug = tenant.name, tenant.slug
     with pytest.raises(Conflict, match="suspend it first"):
         delete_tenant(actor=system, tenant_id=tenant.id)
@@ -62,7 +62,8 @@ def test_a_tenant_is_deleted_only_when_suspended_and_leaves_its_name_to_the_book
     assert entry.after["keys_revoked"] == [key.public_id for key in keys]
     # What it was in can go, and its short name can be given again.
     delete_group(actor=system, group_id=group.id)
-    delete_tier(actor=system, tier_id=Tier.objects.get(name="batch").id)
+    for name in ("batch", "standard"):
+        delete_tier(actor=system, tier_id=Tier.objects.get(name=name).id)
     assert make_tenant(system, slug=slug).id != tenant.id
 
 
