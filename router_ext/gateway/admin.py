@@ -9,6 +9,7 @@ import orjson
 
 from router_ext import compiled
 from router_ext.gateway.app import send_response
+from router_ext.gateway.explained import refused_line
 from router_ext.gateway.lifespan import Router
 from router_ext.gateway.overview import overview
 from router_ext.gateway.streams import Response
@@ -51,6 +52,7 @@ class AdminApp:
             case path if path.startswith("/requests/"):
                 wanted = path.removeprefix("/requests/")
                 found = [each for engine in router.engines.values() for each in engine.explain(wanted)]
+                found += [{"pool": None, **refused_line(each)} for each in router.refusals.find(wanted)]
                 return _json(200 if found else 404, {"id": wanted, "requests": found})
             case "/predictor":
                 return _json(200, router.predictions.state())

@@ -33,8 +33,10 @@ from router_ext.gateway.guarding import Judged
 from router_ext.gateway.lifespan import Router, draining
 from router_ext.gateway.measure import LARGE_BYTES, Measured, measure
 from router_ext.gateway.openapi import DOCUMENT_PATH, document
+from router_ext.gateway.own_view import refused_view
 from router_ext.gateway.peers import Peer, Peers
 from router_ext.gateway.refusals import refusal_of
+from router_ext.gateway.refused import Refusals, Refused, shortened, texts
 from router_ext.gateway.relay import WholeGeneration
 from router_ext.gateway.slices import TextGeneration
 from router_ext.gateway.streams import Client, Response
@@ -62,6 +64,7 @@ class Request:
         "arrived_s",
         "arrived_us",
         "body_bytes",
+        "demotion",
         "exchange",
         "headers",
         "limit_headers",
@@ -69,6 +72,7 @@ class Request:
         "path",
         "peer",
         "receive",
+        "refusals",
         "request_id",
         "tenant",
         "tier",
@@ -90,6 +94,8 @@ class Request:
         self.model = ""
         self.tenant: TenantId | None = None
         self.trace: Trace | None = None
+        self.refusals: Refusals | None = None
+        self.demotion: str | None = None
 
     def header(self, name: bytes) -> str | None:
         """First value of a header (lower-case name)."""
@@ -209,6 +215,7 @@ class App:
         # Strangers make no spans.
         request.trace = router.tracing.begin(request.headers, path=request.path, arrived_us=request.arrived_us)
         request.limit_headers = partial(router.limits.headers, identity)
+        request.refusals = router.refusals
         if router.is_draining:
             raise draining()
         router.active += 1
@@ -229,9 +236,9 @@ class App:
             return None
         body = read_body(request.path, request.header(b"content-type"), raw, max_bytes=router.settings.body_limit_bytes)
         engine = self._engine(body.model, identity)
-        request.model = engine.name
+        request.model, request.refusals = engine.name, engine.books.explanations.refusals
         tier, demotion = router.limits.tier(identity, identity.tier(request.header(TIER_HEADER)), request.arrived_us)
-        request.tier = tier
+        request.tier, request.demotion = tier, demotion
         agent = declared_agent(
             identity.tenant,
             request.header(AGENT_HEADER) or request.header(INTERACTION_HEADER),
@@ -420,6 +427,23 @@ class App:
     def _refused(self, request: Request, error: FairlaneError, dialect: Dialect) -> None:
         """The end of a request that never became a call, in log and trace."""
         status = error.status_openai if dialect.is_openai else error.status_native
+        if request.refusals is not None and request.tenant is not None:
+            request.refusals.remember(
+                Refused(
+                    request=request.request_id,
+                    event=None,
+                    tenant=request.tenant,
+                    tier=request.tier,
+                    tier_reason=request.demotion,
+                    arrived_at_us=request.arrived_us,
+                    code=error.code,
+                    status=status,
+                    message=shortened(error.message),
+                    retry_after_s=error.retry_after_s,
+                    limits=texts(request.limit_headers()),
+                    total_s=asyncio.get_running_loop().time() - request.arrived_s,
+                )
+            )
         self._ended_early(request, outcome="refused", status=status, code=error.code)
 
     def _left(self, request: Request) -> None:
@@ -535,6 +559,9 @@ class App:
         wanted = request.path.removeprefix(OWN_REQUESTS_PATH)
         engines = self._router.engines.values()
         found = [each for engine in engines for each in engine.explain_own(wanted, identity.tenant)]
+        # What was refused before its pool was known.
+        unplaced = self._router.refusals.find(wanted, identity.tenant)
+        found += [{"model": None, **refused_view(each)} for each in unplaced]
         if not found:
             raise NotFound("There is no such request here, or it has ended too long ago.", code="request_not_found")
         found.sort(key=lambda each: str(each["arrived_at"]), reverse=True)

@@ -11,6 +11,7 @@ from router_ext.gateway.call import MAX_EXPLANATION, Call
 from router_ext.gateway.ends import tell_end
 from router_ext.gateway.explained import Explanations
 from router_ext.gateway.foresight import Predictions
+from router_ext.gateway.refused import Refused, shortened, texts
 from router_ext.obs.metrics import Metrics, TierMetrics
 from router_ext.sync.ledger import Ledger, now_us
 from router_ext.wire.controlplane import MomentRecord, ReasonRecord
@@ -53,12 +54,14 @@ class Books:
         }
 
     def refused(self, call: Call, error: FairlaneError) -> None:
-        """A request that was never queued: nothing is booked."""
+        """A request that was never queued: nothing is booked, and its tenant may ask why."""
+        now = self._loop.time()
         self.explanations.dropped(call)
+        self.explanations.refusals.remember(refused_call(call, error, now))
         self._ledger.discard(call.slot)
         self._metrics.count_refusal(error.code, model=self.name, tier=call.tier)
         self._observer(call.tier).ended("refused", error.code)
-        tell_end(call, model=self.name, outcome="refused", code=error.code, now=self._loop.time())
+        tell_end(call, model=self.name, outcome="refused", code=error.code, now=now)
 
     def ended(self, call: Call, *, outcome: str, code: str | None) -> None:
         """Write the one usage event of a call, and its metrics."""
@@ -127,3 +130,22 @@ class Books:
             self._metrics.resumed_prefill.labels(self.name).inc(call.resumed_prompt_tokens)
         if outcome == "completed" and call.predicted_tokens and call.output_tokens:
             seen.predicted.observe(call.predicted_tokens / call.output_tokens)
+
+
+def refused_call(call: Call, error: FairlaneError, now: float) -> Refused:
+    """What is remembered of a call that was not queued."""
+    start = call.slot.start
+    return Refused(
+        request=start.request,
+        event=start.event,
+        tenant=start.tenant,
+        tier=call.tier,
+        tier_reason=call.demotion,
+        arrived_at_us=start.arrived_at_us,
+        code=error.code,
+        status=call.status,
+        message=shortened(error.message),
+        retry_after_s=error.retry_after_s,
+        limits=texts(call.limit_headers()),
+        total_s=now - call.arrived_s,
+    )

@@ -48,6 +48,7 @@ from router_ext.gateway.configure import Roster, grammar_limits, pool_config
 from router_ext.gateway.foresight import PoolForesight, Predictions
 from router_ext.gateway.knowledge import ModelKnowledge, probe_model
 from router_ext.gateway.model import Member, PoolModel
+from router_ext.gateway.own_view import refused_view
 from router_ext.gateway.retries import RetryBudget
 from router_ext.gateway.slices import TextGeneration
 from router_ext.gateway.suspects import FREEZE_S, QUIET_CHECKS, BackendFrozen, Suspects
@@ -497,10 +498,11 @@ class PoolEngine:
 
     def explain_own(self, wanted: str, tenant: TenantId) -> list[dict[str, Any]]:
         """The same as the tenant itself may read it; empty if it has no such request."""
-        if not self.books.explanations.knows(wanted):
-            return []
-        self.post(TimerFired())
-        found = self.books.explanations.find_own(wanted, tenant, self.loop.time())
+        explanations = self.books.explanations
+        found = [refused_view(each) for each in explanations.refusals.find(wanted, tenant)]
+        if explanations.knows(wanted):
+            self.post(TimerFired())
+            found += explanations.find_own(wanted, tenant, self.loop.time())
         return [{"model": self.name, **each} for each in found]
 
     def stats(self) -> PoolStats:

@@ -18,6 +18,7 @@ from router_ext.core.scheduler import Scheduler
 from router_ext.core.timeline import Moment, Step, words
 from router_ext.gateway.call import Call
 from router_ext.gateway.own_view import own_view
+from router_ext.gateway.refused import Refusals, Refused
 from router_ext.wire.controlplane import LiveRequest, MomentRecord, ReasonRecord
 
 _REMEMBERED = 1_024
@@ -67,9 +68,10 @@ class Known:
 
 
 class Explanations:
-    """See the module."""
+    """See the module. ``refusals``: those of the pool's requests that were never queued."""
 
     def __init__(self, scheduler: Scheduler) -> None:
+        self.refusals = Refusals()
         self._scheduler = scheduler
         self._ended: OrderedDict[str, Known] = OrderedDict()
         self._live: dict[str, Call] = {}
@@ -161,9 +163,10 @@ class Explanations:
                 "reasons": [_plain(reason) for reason in self.reasons(known.event)],
                 "timeline": [_plain(moment) for moment in self.timeline(known.event)],
             }
+        yield from map(refused_line, self.refusals.find(wanted))
 
     def knows(self, wanted: str) -> bool:
-        """Whether any request, of whatever tenant, has this id."""
+        """Whether any request that was queued, of whatever tenant, has this id."""
         return wanted in self._events or wanted in self._live or wanted in self._ended
 
     def find_own(self, wanted: str, tenant: str, now: float) -> Iterator[dict[str, Any]]:
@@ -203,6 +206,26 @@ class Explanations:
             "output_tokens": known.output_tokens,
             "last_step": steps[-1].step.value if steps else None,
         }
+
+
+def refused_line(refused: Refused) -> dict[str, Any]:
+    """A refused request for an operator. Its message is its client's alone: it may quote what that wrote."""
+    return {
+        "request": refused.request,
+        "event": refused.event,
+        "tenant": refused.tenant,
+        "tier": refused.tier,
+        "tier_reason": refused.tier_reason,
+        "arrived_at_us": refused.arrived_at_us,
+        "is_live": False,
+        "outcome": "refused",
+        "error_code": refused.code,
+        "predicted_tokens": None,
+        "output_tokens": 0,
+        "last_step": None,
+        "reasons": [],
+        "timeline": [],
+    }
 
 
 def _known(call: Call, outcome: str | None, code: str | None, now: float) -> Known:

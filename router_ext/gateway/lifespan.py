@@ -32,6 +32,7 @@ from router_ext.gateway.guarding import Guarding
 from router_ext.gateway.handover import SOCKET_NAME, Leaver, listen_at
 from router_ext.gateway.limits import SWEEP_S, Limiter
 from router_ext.gateway.model import Member
+from router_ext.gateway.refused import Refusals
 from router_ext.gateway.succession import Greeting, Succession
 from router_ext.guard.service import Guard
 from router_ext.obs import collector
@@ -88,6 +89,7 @@ class Router:
     Attributes:
         directory: the snapshot in force, None before the first.
         active: generation requests inside the process, those being measured included.
+        refusals: requests that were refused before their pool was known.
     """
 
     def __init__(
@@ -124,6 +126,7 @@ class Router:
         self._guard = Guard()
         self.guarding = Guarding(self._guard, self.metrics)
         self.tracing = make_tracing(settings)
+        self.refusals = Refusals()
         self.quotas = QuotaBook()
         self.limits = Limiter(self.quotas, clock=self.loop.time, lifetime_s=settings.request_limit_s)
         self.predictions = Predictions(settings, self.metrics, self.engines, on_changed=self._report)

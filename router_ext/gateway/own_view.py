@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from router_ext.core.explain import GATE_TEXT, Gate, Reason
 from router_ext.core.in_line import InLine
+from router_ext.gateway.refused import Refused
 from router_ext.wire.controlplane import MomentRecord
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def own_view(
         "id": known.request,
         "event": known.event,
         "object": "fairlane.request",
-        "arrived_at": datetime.fromtimestamp(known.arrived_at_us / 1e6, UTC).isoformat(timespec="microseconds"),
+        "arrived_at": _instant(known.arrived_at_us),
         "tier": known.tier,
         "tier_reason": known.tier_reason,
         "state": "ended" if known.outcome is not None else state,
@@ -52,6 +53,39 @@ def own_view(
         "waits": [_wait(reason) for reason in reasons],
         "timeline": _timeline(moments),
     }
+
+
+def refused_view(refused: Refused) -> dict[str, Any]:
+    """JSON of one that never waited: the fields of ``own_view``, and ``refusal`` as its client was told."""
+    return {
+        "id": refused.request,
+        "event": refused.event,
+        "object": "fairlane.request",
+        "arrived_at": _instant(refused.arrived_at_us),
+        "tier": refused.tier,
+        "tier_reason": refused.tier_reason,
+        "state": "ended",
+        "outcome": "refused",
+        "error_code": refused.code,
+        "finish_reason": None,
+        "queue": None,
+        "tokens": dict.fromkeys(("prompt", "output", "predicted_output", "max_output", "recomputed")),
+        "seconds": {"overhead": None, "queue": None, "first_token": None, "total": round(refused.total_s, 6)},
+        "slices": 0,
+        "preemptions": 0,
+        "waits": [],
+        "timeline": [],
+        "refusal": {
+            "status": refused.status,
+            "message": refused.message,
+            "retry_after_s": _rounded(refused.retry_after_s),
+            "limits": refused.limits,
+        },
+    }
+
+
+def _instant(at_us: int) -> str:
+    return datetime.fromtimestamp(at_us / 1e6, UTC).isoformat(timespec="microseconds")
 
 
 def _place(line: InLine) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from router_ext.backends.fake import Ending
 from router_ext.core.explain import Reason
 from router_ext.core.ids import RequestId
 from router_ext.gateway import explained, own_view
-from router_ext.wire.controlplane import TenantRecord
+from router_ext.gateway.refused import Refusals, Refused
+from router_ext.wire.controlplane import LimitsRecord, TenantRecord
 
 POOL = "pol_main"
 
@@ -140,13 +141,117 @@ async def test_the_memory_is_bounded(world: World, monkeypatch: pytest.MonkeyPat
     assert (len(kept._ended), sum(map(len, kept._events.values())), kept._live) == (3, 3, {})
 
 
-async def test_a_refused_request_is_not_remembered(world: World) -> None:
-    too_long = {"inputs": "a b c", "parameters": {"max_new_tokens": 9_000_000}}
-    peer = Peer(world, "/generate", too_long, headers={"x-request-id": "mine"})
+async def refused(world: World, wanted: str, body: dict[str, Any], **named: Any) -> Peer:
+    peer = Peer(world, "/v1/completions", body, headers={"x-request-id": wanted}, **named)
     await peer.wait()
-    assert peer.status != 200
-    assert (await asked(world, "mine"))[0] == 404
-    assert not world.router.engines[POOL].books.explanations._events
+    assert peer.status >= 400
+    return peer
+
+
+REFUSED = {
+    "before its pool was known": ({"prompt": "a", "model": "nobodys"}, False),
+    "as it was written": ({"prompt": "a", "max_tokens": 9_000_000}, True),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+async def test_a_refused_request_tells_its_tenant_why(world: World, case: str) -> None:
+    body, has_pool = REFUSED[case]
+    peer = await refused(world, "mine", body)
+    told = json.loads(peer.data)["error"]
+    found = await own(world, "mine")
+    assert (found["state"], found["outcome"], found["error_code"]) == ("ended", "refused", told["code"])
+    assert found["refusal"]["message"] == told["message"]
+    assert found["refusal"]["status"] == peer.status
+    assert (found["model"] is not None) == has_pool
+    assert set(await own_fields(world)) <= set(found)
+    page = world.router.metrics.page().decode()
+    assert f'code="{told["code"]}"' in page
+    # As much as nothing for anybody else, and in no books.
+    stranger = world.setup.key("mallory")
+    await world.router.apply(world.setup.snapshot())
+    assert (await asked(world, "mine", key=stranger))[0] == 404
+    assert (await asked(world, "mine", key="sk-fl-wrong"))[0] == 401
+    engine = world.router.engines[POOL]
+    operators = engine.explain("mine") if has_pool else list(world.router.refusals.find("mine"))
+    assert len(operators) == 1
+    assert not engine.books.explanations._live
+    assert len(engine.books.explanations._events) == 1
+
+
+async def own_fields(world: World) -> dict[str, Any]:
+    """The fields of a request that was served."""
+    await served(world, "served")
+    return await own(world, "served")
+
+
+async def test_a_limit_tells_its_own_numbers(world: World) -> None:
+    world.setup.tenants["alice"] = TenantRecord(
+        tenant="ten_alice",
+        name="alice",
+        tiers=["standard"],
+        default_tier="standard",
+        limits=LimitsRecord(requests_per_minute=1),
+    )
+    await world.router.apply(world.setup.snapshot())
+    await served(world, "first")
+    await refused(world, "second", {"prompt": "a", "max_tokens": 1})
+    found = await own(world, "second")
+    assert found["refusal"]["status"] == 429
+    assert found["refusal"]["limits"]["x-ratelimit-limit-requests"] == "1"
+    assert found["refusal"]["retry_after_s"] > 0
+
+
+async def test_a_full_queue_is_told(world: World) -> None:
+    world.setup.scheduling = {"max_queued": 1}
+    await world.router.apply(world.setup.snapshot())
+    peers = [await hold(world), await queued(world, "waits")]
+    await refused(world, "late", {"prompt": "a b c", "max_tokens": 5})
+    found = await own(world, "late")
+    assert (found["outcome"], found["error_code"], found["refusal"]["status"]) == ("refused", "queue_full", 429)
+    (operators,) = world.router.engines[POOL].explain("late")
+    assert (operators["event"], operators["error_code"]) == (found["event"], "queue_full")
+    assert (await own(world, found["event"])) == found
+    for peer in peers:
+        peer.exchange.connection_lost()
+        await peer.wait()
+
+
+async def test_strangers_leave_nothing(world: World) -> None:
+    await refused(world, "theirs", {"prompt": "a"}, key="sk-fl-wrong")
+    assert not len(world.router.refusals)
+    assert (await asked(world, "theirs"))[0] == 404
+
+
+def refusal(number: int, tenant: str) -> Refused:
+    return Refused(
+        request=f"r{number}",
+        event=None,
+        tenant=tenant,
+        tier=None,
+        tier_reason=None,
+        arrived_at_us=number,
+        code="rate_limited",
+        status=429,
+        message="no",
+        retry_after_s=None,
+        limits={},
+        total_s=0.0,
+    )
+
+
+def test_what_is_remembered_of_refusals_is_bounded_and_no_tenant_has_all_of_it() -> None:
+    kept = Refusals()
+    kept.remember(refusal(0, "quiet"))
+    for number in range(1, 3_000):
+        kept.remember(refusal(number, f"flood{number % 8}"))
+    assert len(kept) == 8 * 64 + 1
+    assert [each.tenant for each in kept.find("r0", "quiet")] == ["quiet"]
+    for number in range(3_000, 9_000):
+        kept.remember(refusal(number, f"ten{number}"))
+    assert (len(kept), len(kept._of)) == (1_024, 1_024)
+    assert not list(kept.find("r0"))
+    assert [each.request for each in kept.find("r8999")] == ["r8999"]
 
 
 def told_of_others(view: Any, strangers: set[str]) -> list[str]:
@@ -191,6 +296,13 @@ async def _mix(world: World, seed: int) -> list[str]:
         await until(lambda: any(line["request"] == wanted for line in engine.requests(1_000)))  # noqa: B023
         if rng.random() < 0.4:
             rng.choice(peers)[1].exchange.connection_lost()
+        if rng.random() < 0.3:
+            missing = f"no{number:02d}{name[::-1]}"
+            await refused(world, missing, {"prompt": "a", "max_tokens": 9_000_000}, key=keys[name])
+            for each in names:
+                status, answer = await asked(world, missing, key=keys[each])
+                assert status == (200 if each == name else 404)
+                slips.extend(told_of_others(answer, {f"ten_{other}" for other in names if other != each}))
     await look()
     world.generation = stream(5)
     for _, peer in peers:
