@@ -61,6 +61,7 @@ class Request:
     """One HTTP request, as the handlers see it."""
 
     __slots__ = (
+        "_first",
         "arrived_s",
         "arrived_us",
         "body_bytes",
@@ -82,6 +83,7 @@ class Request:
     def __init__(self, scope: Any, receive: Callable[[], Awaitable[Any]], peers: Peers) -> None:
         self.path: str = scope["path"]
         self.headers: list[tuple[bytes, bytes]] = scope["headers"]
+        self._first = dict(reversed(self.headers))
         self.exchange: Exchange = scope["extensions"][EXTENSION]
         self.peer: Peer = peers.of(scope, self.headers)
         self.receive = receive
@@ -99,10 +101,8 @@ class Request:
 
     def header(self, name: bytes) -> str | None:
         """First value of a header (lower-case name)."""
-        for key, value in self.headers:
-            if key == name:
-                return value.decode("latin-1")
-        return None
+        value = self._first.get(name)
+        return None if value is None else value.decode("latin-1")
 
     async def body(self) -> bytes | None:
         """The whole body; None if the client left before its end.

@@ -5,9 +5,9 @@ Source: axum's ``Json`` extractor as TGI uses it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import orjson
 
 from router_ext.errors import BodyTooLarge, RequestRefused, UnsupportedMediaType
@@ -35,8 +35,7 @@ SAGEMAKER_PATH = "/invocations"
 _SAGEMAKER = {"inputs": "/", "messages": "/v1/chat/completions", "prompt": "/v1/completions"}
 
 
-@dataclass(frozen=True, slots=True)
-class Body:
+class Body(msgspec.Struct, frozen=True):
     """A body that is a JSON object.
 
     Attributes:

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
 import orjson
 
 from router_ext.errors import FairlaneError
@@ -50,8 +50,7 @@ DEFAULT_MODEL_NAMES = frozenset({"", "tgi", "dummy"})
 """Names that mean the key's default pool; answers then carry the backend's model id, as TGI does for ``tgi``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerContext:
+class AnswerContext(msgspec.Struct, frozen=True, kw_only=True):
     """What an answer says beyond the generation itself.
 
     Attributes:

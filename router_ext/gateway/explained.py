@@ -9,9 +9,10 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
+
+import msgspec
 
 from router_ext.core.ids import RequestId
 from router_ext.core.scheduler import Scheduler
@@ -35,8 +36,7 @@ _SAME_ID = 16
 """Requests told of one id; clients may send the same one again and again."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class Known(msgspec.Struct, frozen=True, kw_only=True):
     """A request as far as it can be named: ids, whose it is, what became of it (``outcome`` None while it lives).
 
     ``tier_reason``: why its tier is lower than it would have been, if it is.

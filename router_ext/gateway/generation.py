@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import orjson
 
 from router_ext.wire.tgi import Info
@@ -139,8 +140,7 @@ class ToolUse:
     name: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationRequest:
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A validated request. Frozen; everything that changes lives in ``Continuation`` and the encoder.
 
     Attributes:
@@ -165,7 +165,7 @@ class GenerationRequest:
     chat_body: dict[str, Any] | None = None
     chat: Mapping[str, Any] | None = None
     max_new_tokens: int | None = None
-    parameters: dict[str, Any] = field(default_factory=dict)
+    parameters: dict[str, Any] = msgspec.field(default_factory=dict)
     stop: tuple[str, ...] = ()
     seed: int | None = None
     is_greedy: bool = True
@@ -176,7 +176,7 @@ class GenerationRequest:
     include_usage: bool = False
     grammar: Mapping[str, Any] | None = None
     tools: ToolUse | None = None
-    echo: Mapping[str, Any] = field(default_factory=dict)
+    echo: Mapping[str, Any] = msgspec.field(default_factory=dict)
     passthrough: PassThrough | None = None
 
     @property
@@ -185,8 +185,7 @@ class GenerationRequest:
         return self.grammar is not None or self.tools is not None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """How one generation ended, over all its slices.
 
     Attributes:

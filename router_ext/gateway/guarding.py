@@ -9,9 +9,10 @@ The event loop compiles nothing: ``guard.service`` has it done, or knows it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import msgspec
 import orjson
 
 from router_ext.core.ids import TenantId, TierName
@@ -28,8 +29,7 @@ if TYPE_CHECKING:
     from router_ext.gateway.engine import PoolEngine
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
+class Judged(msgspec.Struct, frozen=True):
     """``digest``: of the grammar, None without one, or unjudged. ``stall_s``: of a backend of usual speed."""
 
     generation: GenerationRequest
@@ -92,4 +92,4 @@ def _inlined(generation: GenerationRequest, grammar: Grammar, proof: Proof) -> G
     value = orjson.loads(proof.inlined)
     passthrough = generation.passthrough
     changed = passthrough.with_functions(value) if grammar.kind is Kind.TOOLS else passthrough.with_schema(value)
-    return replace(generation, passthrough=changed)
+    return msgspec.structs.replace(generation, passthrough=changed)

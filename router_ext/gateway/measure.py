@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
 import orjson
 
 from router_ext.backends.probe import chat_tokenize, tokenize
@@ -34,8 +34,7 @@ LARGE_BYTES = 100_000
 """From here on a text is large for a backend's tokenizer threads."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(msgspec.Struct, frozen=True):
     """One prompt of a request: its text as sent upstream, its sizes, its start as a chain (``gateway.prefix``)."""
 
     text: str
@@ -43,8 +42,7 @@ class Prompt:
     prefix: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """A request ready to be queued. ``passthrough``: it goes whole to that endpoint instead."""
 
     prompts: tuple[Prompt, ...]
@@ -88,10 +86,12 @@ async def token_ids(engine: PoolEngine, tenant: TenantId, text: str) -> Sequence
         if len(text) <= INLINE_CHARACTERS:
             return tokenizer.encode(text)
         return await asyncio.get_running_loop().run_in_executor(engine.model.executor, tokenizer.encode, text)
-    is_large = len(text) * 4 > LARGE_BYTES
-    async with engine.model.large_text(tenant, is_large=is_large):
-        _, tokens = await engine.model.ask(lambda client: tokenize(client, text), tenant=tenant, takes_long=is_large)
-        return [token.id for token in tokens]
+    if len(text) * 4 <= LARGE_BYTES:
+        _, tokens = await engine.model.ask(lambda client: tokenize(client, text), tenant=tenant)
+    else:
+        async with engine.model.large_text(tenant, is_large=True):
+            _, tokens = await engine.model.ask(lambda client: tokenize(client, text), tenant=tenant, takes_long=True)
+    return [token.id for token in tokens]
 
 
 async def _measure_chat(

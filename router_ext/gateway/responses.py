@@ -8,8 +8,9 @@ ignored. The answers are written by ``encoders`` and ``passthrough``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, NoReturn
+
+import msgspec
 
 from router_ext.errors import RequestRefused
 from router_ext.gateway.bodies import Body
@@ -75,7 +76,7 @@ def decode_response(body: Body, limits: ModelLimits) -> GenerationRequest:
         field = (error.param or "").partition("[")[0].partition(".")[0]
         error.param = _NAMES.get(field, error.param)
         raise
-    return replace(request, echo=_echo(data))
+    return msgspec.structs.replace(request, echo=_echo(data))
 
 
 def _refuse(problem: str, param: str) -> NoReturn:

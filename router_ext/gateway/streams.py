@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from router_ext.gateway.exchange import Exchange
 from router_ext.gateway.peers import NOBODY, Peer
 from router_ext.wire.headers import Headers
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Response:
+class Response(msgspec.Struct, frozen=True, kw_only=True):
     """A whole answer, to be sent by plain ASGI."""
 
     status: int

@@ -12,8 +12,9 @@ say what to send, read the answer, and know whether they can go on after a failu
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from router_ext.backends.base import BackendRefused, Headers, StreamHandle
 from router_ext.core.actions import Dispatch
@@ -44,8 +45,7 @@ class Step(enum.Enum):
     ENDED = "ended"
 
 
-@dataclass(frozen=True, slots=True)
-class Opening:
+class Opening(msgspec.Struct, frozen=True):
     """What a dispatch sends: ``body`` to ``path``.
 
     ``resumed_prompt_tokens``: 0 for the first slice. ``is_after_preemption``: they are sent again because of one.

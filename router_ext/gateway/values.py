@@ -8,9 +8,9 @@ Source: ``router/src/validation.rs`` of TGI.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import orjson
 
 from router_ext.errors import RequestRefused
@@ -21,8 +21,7 @@ from router_ext.wire.tgi import MAX_UPSTREAM_NEW_TOKENS
 _PROMPT_PARAM = {Dialect.CHAT: "messages", Dialect.RESPONSES: "input"}
 
 
-@dataclass(frozen=True, slots=True)
-class Lengths:
+class Lengths(msgspec.Struct, frozen=True):
     """Sizes that fit the model: input length after truncation, and the cap of new tokens."""
 
     prompt_tokens: int

@@ -6,7 +6,8 @@ Headers are ``list[tuple[bytes, bytes]]`` with lower-case names, as ASGI wants t
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+
+import msgspec
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -17,8 +18,7 @@ MAX_RETRY_AFTER_S = 120
 """SDKs ignore a larger hint and fall back to their own backoff."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timings:
+class Timings(msgspec.Struct, frozen=True, kw_only=True):
     """Where the time of one answer went, in seconds. ``queue_s`` includes the router's own queue."""
 
     total_s: float

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -620,7 +620,7 @@ SECOND = {"type": "function", "name": "g", "description": "d", "parameters": SCH
 def test_a_response_is_asked_as_the_chat_it_stands_for(fields: dict[str, Any], chat_: dict[str, Any]) -> None:
     found, meant = response(**fields), chat(**chat_)
     assert found.dialect is Dialect.RESPONSES
-    assert dataclasses.replace(found, dialect=Dialect.CHAT, echo={}) == meant
+    assert msgspec.structs.replace(found, dialect=Dialect.CHAT, echo={}) == meant
 
 
 def test_a_response_repeats_its_request() -> None:
