@@ -273,11 +273,12 @@ class Call:
         """Hand encoded bytes to a streaming client; the head goes with the first of them."""
         if not data:
             return
-        client = self.client
-        if not client.has_begun:
+        # The way of every token.
+        exchange = self.client.exchange
+        if not exchange.is_open:
             assert self.encoder is not None
-            client.begin([*self.encoder.headers(), *self._engine.answer_headers(self)])
-        client.write(data)
+            self.client.begin([*self.encoder.headers(), *self._engine.answer_headers(self)])
+        exchange.write(data)
 
     # --- ends -------------------------------------------------------------------------------------------------------
 

@@ -205,6 +205,8 @@ class GenerateStream(_Streaming):
             event = events[0]
             if event.index == event.upstream_index and event.details is None:
                 return b"data: " + event.payload + b"\n\n"
+        elif events and all(event.index == event.upstream_index and event.details is None for event in events):
+            return b"data: " + b"\n\ndata: ".join([event.payload for event in events]) + b"\n\n"
         return b"".join([b"data: " + _inner(event) + b"\n\n" for event in events])
 
     def finish(self, events: Sequence[StreamEvent], completion: Completion, index: int = 0) -> bytes:

@@ -414,8 +414,18 @@ class PoolEngine:
     def _flush(self) -> None:
         self._is_flush_due = False
         progress, self._progress = self._progress, {}
-        for generation, tokens in progress.items():
-            self.post(Progressed(request_id=generation.request_id, output_tokens=tokens))
+        events = [
+            Progressed(request_id=generation.request_id, output_tokens=tokens)
+            for generation, tokens in progress.items()
+        ]
+        if self._forward is not None or not events:
+            for event in events:
+                self.post(event)
+            return
+        # Together, so that what follows from the first of them comes behind the tokens of all.
+        last = events.pop()
+        self._inbox.extend(events)
+        self.post(last)
 
     def report(self, generation: Scheduled, event: Event) -> None:
         """An event of one request, after the tokens it has had so far."""

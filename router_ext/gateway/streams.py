@@ -29,16 +29,16 @@ class Client:
 
     Attributes:
         on_gone: called once, in the turn in which the connection closed, unless the answer is complete.
-        peer: where it came from, for logs.
+        exchange: its connection. peer: where it came from, for logs.
         on_pause, on_resume: the client has stopped, or begun again, to read.
     """
 
     __slots__ = (
-        "_exchange",
         "_loop",
         "_stall_limit_s",
         "_stall_timer",
         "done",
+        "exchange",
         "is_stalled",
         "on_gone",
         "on_pause",
@@ -49,7 +49,7 @@ class Client:
     def __init__(self, exchange: Exchange, *, stall_limit_s: float, peer: Peer = NOBODY) -> None:
         self.peer = peer
         self._loop = asyncio.get_running_loop()
-        self._exchange = exchange
+        self.exchange = exchange
         self._stall_limit_s = stall_limit_s
         self._stall_timer: asyncio.TimerHandle | None = None
         self.done: asyncio.Future[Response | None] = self._loop.create_future()
@@ -64,30 +64,30 @@ class Client:
     @property
     def is_gone(self) -> bool:
         """The connection has closed."""
-        return self._exchange.is_gone
+        return self.exchange.is_gone
 
     @property
     def has_begun(self) -> bool:
         """A stream's head has been written: its status can no longer change."""
-        return self._exchange.is_open
+        return self.exchange.is_open
 
     @property
     def is_paused(self) -> bool:
         """The client does not read."""
-        return self._exchange.is_paused
+        return self.exchange.is_paused
 
     def begin(self, headers: Headers) -> None:
         """Open the stream with status 200."""
-        self._exchange.open(200, headers)
+        self.exchange.open(200, headers)
 
     def write(self, data: bytes) -> None:
         """Hand bytes to the connection."""
-        self._exchange.write(data)
+        self.exchange.write(data)
 
     def finish(self) -> None:
         """End the stream; the dialect's own end has been written."""
         self._release()
-        self._exchange.finish()
+        self.exchange.finish()
         self._resolve(None)
 
     def answer(self, response: Response) -> None:
@@ -98,7 +98,7 @@ class Client:
     def cut(self) -> None:
         """Give up on the client: its connection is cut, so that it takes nothing for a complete answer."""
         self._release()
-        self._exchange.abort()
+        self.exchange.abort()
         self._resolve(None)
 
     def _resolve(self, response: Response | None) -> None:
@@ -106,7 +106,7 @@ class Client:
             self.done.set_result(response)
 
     def _release(self) -> None:
-        exchange = self._exchange
+        exchange = self.exchange
         exchange.on_gone = exchange.on_pause = exchange.on_resume = None
         # A call and its client refer to each other; both are done with.
         self.on_gone = self.on_pause = self.on_resume = None
@@ -137,4 +137,4 @@ class Client:
     def _stalled(self) -> None:
         # Cutting the connection runs the same way as a client that leaves.
         self.is_stalled = True
-        self._exchange.abort()
+        self.exchange.abort()

@@ -47,17 +47,21 @@ class SseParser:
         Raises:
             SseError: one event is larger than the bound.
         """
-        # Nearly every chunk of a TGI server is exactly one event; anything else takes the general way.
+        # Nearly every chunk of a TGI server is one event or, read late, a few; anything else takes the general way.
         if (
             chunk[-2:] == b"\n\n"
             and chunk[:6] == b"data: "
-            and chunk.find(b"\n") == len(chunk) - 2
             and b"\r" not in chunk
             and not self._parts
             and not self._data
         ):
-            self._skip_lf = False
-            return [chunk[6:-2]]
+            if chunk.find(b"\n") == len(chunk) - 2:
+                self._skip_lf = False
+                return [chunk[6:-2]]
+            payloads = chunk[6:-2].split(b"\n\ndata: ")
+            if chunk.count(b"\n") == 2 * len(payloads):
+                self._skip_lf = False
+                return payloads
         return self._feed(chunk)
 
     def _feed(self, chunk: bytes) -> list[bytes]:
