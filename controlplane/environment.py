@@ -17,7 +17,8 @@ MIN_PEPPER_BYTES = 32
 class Environment(BaseSettings):
     """Variables of the control plane; a ``_FILE`` suffix reads a secret from a file.
 
-    ``FAIRLANE_HTTPS``: the site is reached over TLS, so cookies are marked secure and HSTS is sent.
+    ``FAIRLANE_INSECURE_HTTP``: the site is reached without TLS, on this machine only; otherwise cookies are for TLS
+    only, HSTS is sent, plain requests are redirected, and owners and operators need a second factor.
     ``FAIRLANE_DB_APPLICATION_ROLE``: for migrations alone: the role the program runs as gets what they make, the
     audit log a role of its own.
     ``FAIRLANE_DB_POOL_SIZE``: connections per process; a waiting long poll holds none of them.
@@ -41,7 +42,7 @@ class Environment(BaseSettings):
     console_port: int = Field(default=8000, ge=1, le=65_535)
     allowed_hosts: str = "127.0.0.1,localhost,[::1]"
     trusted_origins: str = ""
-    https: bool = False
+    insecure_http: bool = False
     db_application_role: str = Field(default="", max_length=63)
     db_pool_size: int = Field(default=16, ge=1, le=1_000)
     console_threads: int = Field(default=64, ge=2, le=1_000)

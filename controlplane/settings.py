@@ -14,6 +14,9 @@ DEBUG = False
 ALLOWED_HOSTS = ENVIRONMENT.hosts()
 CSRF_TRUSTED_ORIGINS = [o.strip() for o in ENVIRONMENT.trusted_origins.split(",") if o.strip()]
 
+IS_HTTPS = not ENVIRONMENT.insecure_http
+SECOND_FACTOR_REQUIRED = IS_HTTPS
+"""Of owners and operators."""
 KEY_PEPPER = ENVIRONMENT.pepper()
 KEY_PEPPER_VERSION = ENVIRONMENT.key_pepper_version
 REDIS_URL = ENVIRONMENT.redis_url
@@ -57,7 +60,7 @@ MIDDLEWARE = [
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
-    "controlplane.accounts.middleware.PasswordChangeMiddleware",
+    "controlplane.accounts.middleware.AccountReadyMiddleware",
 ]
 
 ROOT_URLCONF = "controlplane.urls"
@@ -94,6 +97,8 @@ LOGIN_URL = "/sign-in/"
 LOGIN_REDIRECT_URL = "/"
 PASSWORD_CHANGE_URL = "/password/"
 """Where an operator with a one-time password is sent; only this, signing out and static files are open to them."""
+SECOND_FACTOR_URL = "/second-factor/"
+"""Where an owner or operator without a second factor is sent."""
 SIGN_OUT_URL = "/sign-out/"
 API_DOCS_URL = "/api/v1/docs"
 CSRF_FAILURE_VIEW = "controlplane.console.views.problems.stale_form"
@@ -102,14 +107,19 @@ CSRF_FAILURE_VIEW = "controlplane.console.views.problems.stale_form"
 SESSION_COOKIE_NAME = "fairlane_session"
 SESSION_COOKIE_AGE = 12 * 3600
 SESSION_COOKIE_SAMESITE = "Lax"
-SESSION_COOKIE_SECURE = ENVIRONMENT.https
+SESSION_COOKIE_SECURE = IS_HTTPS
 CSRF_COOKIE_NAME = "fairlane_csrf"
-CSRF_COOKIE_SECURE = ENVIRONMENT.https
+CSRF_COOKIE_SECURE = IS_HTTPS
 CSRF_COOKIE_SAMESITE = "Lax"
 SECURE_CONTENT_TYPE_NOSNIFF = True
 SECURE_REFERRER_POLICY = "same-origin"
-SECURE_HSTS_SECONDS = 31_536_000 if ENVIRONMENT.https else 0
-SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if ENVIRONMENT.https else None
+SECURE_HSTS_SECONDS = 31_536_000 if IS_HTTPS else 0
+SECURE_HSTS_INCLUDE_SUBDOMAINS = IS_HTTPS
+SECURE_HSTS_PRELOAD = IS_HTTPS
+SECURE_SSL_REDIRECT = IS_HTTPS
+# Supervisors and routers come from inside; what routers send is not redirected, it would have been sent already.
+SECURE_REDIRECT_EXEMPT = [r"^(livez|readyz)$", r"^router/v1/"]
+SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if IS_HTTPS else None
 X_FRAME_OPTIONS = "DENY"
 # A usage batch of 5,000 events with explanations stays below this.
 DATA_UPLOAD_MAX_MEMORY_SIZE = 32 * 1024 * 1024

@@ -24,6 +24,7 @@ NEED_SERVERS = tuple(TESTS / folder for folder in ("unit/controlplane", "integra
 TEST_SETTINGS = {
     "FAIRLANE_SECRET_KEY": "test-only-secret-key-" + "0" * 40,
     "FAIRLANE_KEY_PEPPER": "0f" * 32,
+    "FAIRLANE_INSECURE_HTTP": "1",
     "FAIRLANE_ROUTER_TOKEN": "test-only-router-token-" + "0" * 20,
 }
 _WORKER_ENVIRONMENT = "FAIRLANE_TEST_SERVERS"  # set when this session's own servers are the ones in the environment

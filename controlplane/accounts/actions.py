@@ -78,11 +78,11 @@ def create_user(*, actor: Actor, email: str, role: str, name: str = "", tenant: 
     password = secrets.one_time_password()
     fields = {"role": role, "tenant_id": tenant, "name": name, "must_change_password": True}
     user = User.objects.create_user(email, password, **fields)
-    _record(actor, "user.created", user, after=user_fields(user))
+    record_about(actor, "user.created", user, after=user_fields(user))
     return user, password
 
 
-def _record(
+def record_about(
     actor: Actor,
     action: str,
     user: User,
@@ -114,7 +114,7 @@ def reset_password(*, actor: Actor, user_id: str) -> str:
     user.must_change_password = True
     user.is_active = True
     user.save()
-    _record(actor, "user.password_reset", user)
+    record_about(actor, "user.password_reset", user)
     return password
 
 
@@ -151,7 +151,7 @@ def update_user(*, actor: Actor, user_id: str, **changes: Unpack[UserChanges]) -
             revoked = OperatorToken.objects.filter(user=user, revoked_at=None).update(revoked_at=utc_now())
             after = {**after, "tokens_revoked": revoked}
         user.save()
-        _record(actor, "user.updated", user, before=before, after=after)
+        record_about(actor, "user.updated", user, before=before, after=after)
     return user
 
 
@@ -302,6 +302,14 @@ def revoke_token(*, actor: Actor, token_id: str) -> OperatorToken:
     return token
 
 
+@use_case(scope=Scope.MEMBERS)
+def drop_second_factor(*, actor: Actor, user: User) -> None:
+    """Signing in asks for the password only, until another device is enrolled."""
+    user.totp_secret, user.totp_step, user.recovery_digests = None, 0, []
+    user.save(update_fields=["totp_secret", "totp_step", "recovery_digests"])
+    record_about(actor, "user.second_factor_reset", user)
+
+
 def bootstrap_operator(*, email: str, is_reset: bool) -> str | None:
     """One-time password of the owner ``email``: made if there is none, reset if asked; None if it exists already."""
     actor = system_actor("bootstrap_operator")
@@ -312,4 +320,6 @@ def bootstrap_operator(*, email: str, is_reset: bool) -> str | None:
         if not is_reset:
             return None
         update_user(actor=actor, user_id=user.id, role=Role.OWNER, is_active=True)
+        if user.has_second_factor:
+            drop_second_factor(actor=actor, user=user)
         return reset_password(actor=actor, user_id=user.id)

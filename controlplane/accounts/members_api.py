@@ -10,7 +10,7 @@ from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.response import Response
 
-from controlplane.accounts import actions, invitations, queries
+from controlplane.accounts import actions, invitations, queries, second_factor
 from controlplane.accounts.models import Invitation, Role, User
 from controlplane.common.actor import Scope
 from controlplane.common.rest import IDEMPOTENCY_KEY, PROBLEMS, StrictSerializer, UseCaseViewSet
@@ -27,10 +27,11 @@ class MemberChangesSerializer(StrictSerializer):
 
 class MemberSerializer(serializers.ModelSerializer[User]):
     tenant = serializers.CharField(source="tenant_id", allow_null=True, help_text=_TENANT_HELP)
+    has_second_factor = serializers.BooleanField(read_only=True)
 
     class Meta:
         model = User
-        fields = ["id", "email", "name", "role", "tenant", "is_active", "last_login", "created_at"]
+        fields = ["id", "email", "name", "role", "tenant", "is_active", "has_second_factor", "last_login", "created_at"]
 
 
 class NewPasswordSerializer(MemberSerializer):
@@ -54,6 +55,7 @@ class MemberViewSet(UseCaseViewSet):
         "partial_update": Scope.MEMBERS,
         "destroy": Scope.MEMBERS,
         "reset_password": Scope.MEMBERS,
+        "reset_second_factor": Scope.MEMBERS,
     }
     queryset = User.objects.none()
     serializer_class = MemberSerializer
@@ -83,6 +85,13 @@ class MemberViewSet(UseCaseViewSet):
         """A one-time password in place of the present one."""
         password = actions.reset_password(actor=self.actor, user_id=pk)
         return self.shown(self.found(pk), password=password)
+
+    @extend_schema(request=None, responses={200: MemberSerializer, **PROBLEMS})
+    @action(detail=True, methods=["post"], url_path="reset-second-factor")
+    def reset_second_factor(self, request: Any, pk: str) -> Response:
+        """For a lost device: the password alone signs in until another one is enrolled."""
+        second_factor.reset_second_factor(actor=self.actor, user_id=pk)
+        return self.shown(self.found(pk))
 
 
 class NewInvitationSerializer(StrictSerializer):

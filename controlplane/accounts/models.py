@@ -71,6 +71,11 @@ class User(AbstractBaseUser):
     )
     is_active = models.BooleanField(default=True)
     must_change_password = models.BooleanField(default=False)
+    # The second factor: its secret as ``totp.sealed``, the step of the last code that was taken, what is left of the
+    # recovery codes as digests.
+    totp_secret = models.BinaryField(null=True, blank=True)
+    totp_step = models.BigIntegerField(default=0)
+    recovery_digests = ArrayField(models.TextField(), default=list, blank=True)
     created_at = models.DateTimeField(auto_now_add=True)
 
     objects: ClassVar[UserManager] = UserManager()
@@ -84,6 +89,10 @@ class User(AbstractBaseUser):
             models.CheckConstraint(condition=models.Q(role__in=Role.values), name="user_role_known"),
             _role_fits_tenant("user_role_fits_tenant"),
         ]
+
+    @property
+    def has_second_factor(self) -> bool:
+        return self.totp_secret is not None
 
     @property
     def actor(self) -> Actor:

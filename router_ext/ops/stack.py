@@ -208,6 +208,7 @@ def controlplane_environment(
             "FAIRLANE_KEY_PEPPER_FILE": str(folders.secret("key_pepper")),
             "FAIRLANE_CONSOLE_HOST": settings.console_host,
             "FAIRLANE_CONSOLE_PORT": str(settings.console_port),
+            "FAIRLANE_INSECURE_HTTP": "1",
             "FAIRLANE_BEAT_SCHEDULE_FILE": str(folders.root / "celerybeat-schedule"),
         }
     )

@@ -55,10 +55,15 @@ PASSWORD = "correct horse battery staple"
 
 
 def make_user(
-    *, role: str = Role.OPERATOR, email: str | None = None, password: str | None = None, tenant: str | None = None
+    *,
+    role: str = Role.OPERATOR,
+    email: str | None = None,
+    password: str | None = None,
+    tenant: str | None = None,
+    **fields: Any,
 ) -> User:
     email = email or f"person{next(_numbers)}@example.test"
-    return User.objects.create_user(email, password, role=role, tenant_id=tenant)
+    return User.objects.create_user(email, password, role=role, tenant_id=tenant, **fields)
 
 
 def signed_in(role: str, tenant: str | None = None) -> Client:

@@ -48,11 +48,12 @@ def make_world(system: Actor, operator: User) -> World:
         make_evaluation(model, pool)
     promote(actor=system, pool_id=pool.id, artifact_id=serving.id, reason="better than none")
     price_list = create_price_list(actor=system, name="spare", currency="EUR")
+    member = make_user(role="viewer", totp_secret=b"held")
     invitation, text = invite(actor=system, email="invited@example.test", role="viewer")
     hazard = make_hazard(backend=backend.id, tenant=tenant.id, key=key.public_id)
     return World(
         ids={
-            "price-lists": price_list.id, "members": make_user(role="viewer").id,
+            "price-lists": price_list.id, "members": member.id,
             "invitations": invitation.id, "invitation_text": text,
             "tenants": tenant.id, "keys": key.id, "backends": backend.id, "tiers": free_tier.id, "pools": free_pool.id,
             "groups": free_group.id, "pool_name": pool.name, "hazards": hazard.id,
@@ -74,7 +75,13 @@ def expected_states(action: str) -> tuple[bool, bool]:
     """What ``states_of`` must be for an action."""
     if action == "tenant.deleted":  # its name stays
         return True, True
-    if action in ("user.signed_out", "user.password_changed", "user.password_reset"):
+    if action in (
+        "user.signed_out",
+        "user.password_changed",
+        "user.password_reset",
+        "user.second_factor_reset",
+        "user.second_factor_enrolled",
+    ):
         return False, False
     if action == "request.cancelled":
         return False, True

@@ -12,7 +12,7 @@ from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
-from controlplane.accounts import actions, invitations, queries
+from controlplane.accounts import actions, invitations, queries, second_factor
 from controlplane.accounts.models import TENANT_ROLES, Role, User
 from controlplane.common.actor import Actor, Scope, system_actor
 from controlplane.common.clock import utc_now
@@ -137,6 +137,16 @@ def reset_password(request: HttpRequest, member_id: str) -> HttpResponseBase:
     password = actions.reset_password(actor=actor, user_id=member_id)
     member = get_or_not_found(queries.members(actor=actor), "member", member_id)
     return render(request, "console/member_password.html", {"member": member, "password": password})
+
+
+@require_POST
+@of_members
+def reset_second_factor(request: HttpRequest, member_id: str) -> HttpResponseBase:
+    def change() -> str:
+        member = second_factor.reset_second_factor(actor=actor_of(request), user_id=member_id)
+        return f"{member.email} may enrol another device."
+
+    return act(request, change, reverse("console:member", args=[member_id]))
 
 
 @require_POST

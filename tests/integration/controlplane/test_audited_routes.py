@@ -6,6 +6,7 @@ asking every address with every method.
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from django.db import transaction
 from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver
 
+from controlplane.accounts import totp
 from controlplane.accounts.models import Role, User
 from controlplane.audit.models import AuditEntry
 from controlplane.common.actor import Actor, system_actor
@@ -51,15 +53,34 @@ class Case:
     form: Callable[[World], dict[str, Any]] = lambda w: {}
     before: Callable[[World], object] = lambda w: None
     is_page: bool = False
+    opened: Callable[[Client, World], dict[str, Any]] = lambda client, w: {}
+    """What an earlier page tells, such as a secret; posted as well."""
 
 
 def _tenant(world: World) -> str:
     return world.ids["tenants"]
 
 
+def _enrolling(client: Client, world: World) -> dict[str, Any]:
+    """The code for the secret that the page shows."""
+    text = client.get("/second-factor/").context["secret"].replace(" ", "")
+    return {"code": totp.code(base64.b32decode(text), totp.counter())}
+
+
+def _with_password(client: Client, world: World) -> dict[str, Any]:
+    """After the right password of an account with a second factor: the code."""
+    user, secret = User.objects.get(email=world.ids["email"]), totp.new_secret()
+    user.totp_secret = totp.sealed(secret, user.id)
+    user.save()
+    client.post("/sign-in/", {"email": user.email, "password": PASSWORD})
+    return {"code": totp.code(secret, totp.counter())}
+
+
 NEW_BACKEND = {"name": "new", "url": "http://10.1.1.1:80", "block_size": 1, "prefill_budget_tokens": 99, "speculate": 0}
 CASES: dict[str, Case] = {
     "sign_in": Case("user.signed_in", lambda w: {"email": w.ids["email"], "password": PASSWORD}),
+    "sign_in_code": Case("user.signed_in", opened=_with_password),
+    "second_factor": Case("user.second_factor_enrolled", opened=_enrolling),
     "sign_out": Case("user.signed_out"),
     "password": Case(
         "user.password_changed",
@@ -119,6 +140,7 @@ CASES: dict[str, Case] = {
     "members": Case("invitation.created", lambda w: {"email": "new@example.test", "role": "viewer"}),
     "member": Case("user.updated", lambda w: {"role": "operator"}, is_page=True),
     "member_password": Case("user.password_reset"),
+    "member_second_factor": Case("user.second_factor_reset"),
     "member_remove": Case("user.removed"),
     "invitation": Case("invitation.accepted", lambda w: {"password": PASSWORD, "repeated": PASSWORD}),
     "invitation_revoke": Case("invitation.revoked"),
@@ -205,6 +227,7 @@ def drive(name: str, client: Client, world: World) -> list[AuditEntry]:
     route = next(route for route, pattern in everything() if pattern.name == name and "/api/" not in route)
     address = filled(route, ids)
     form = shown_values(client.get(address)) if case.is_page else {}
+    form |= case.opened(client, world)
     newest = AuditEntry.objects.latest("id").id
     answer = client.post(address, {**form, **case.form(world)})
     assert answer.status_code in (200, 302), (name, answer.content)
@@ -217,7 +240,7 @@ def test_a_mutation_on_the_console_leaves_one_entry_with_before_and_after(world:
     for name in CASES:
         client = Client()
         with transaction.atomic():
-            if name != "sign_in":
+            if name not in ("sign_in", "sign_in_code"):
                 client.force_login(operator)
             entries = drive(name, client, world)
             by = "invited@example.test" if name == "invitation" else operator.email

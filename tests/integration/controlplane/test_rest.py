@@ -109,6 +109,7 @@ MUTATIONS: dict[tuple[str, str], tuple[Callable[[World], Any], str]] = {
     ("PATCH", "/members/{id}"): (lambda w: {"role": "operator"}, "user.updated"),
     ("DELETE", "/members/{id}"): (lambda w: None, "user.removed"),
     ("POST", "/members/{id}/reset-password"): (lambda w: None, "user.password_reset"),
+    ("POST", "/members/{id}/reset-second-factor"): (lambda w: None, "user.second_factor_reset"),
     ("POST", "/invitations"): (lambda w: {"email": "a@example.test", "role": "viewer"}, "invitation.created"),
     ("POST", "/invitations/{id}/revoke"): (lambda w: None, "invitation.revoked"),
     ("POST", "/tokens"): (lambda w: {"name": "new", "scopes": ["admin.read"]}, "token.issued"),
