@@ -164,6 +164,32 @@ def test_a_training_run_is_started_watched_and_cancelled_on_the_predictors_page(
     assert problems == []
 
 
+def test_ticked_tenants_are_changed_together_and_the_audit_log_tells_it(page: Page, whole_stack: Stack) -> None:
+    problems = problems_of(page)
+    sign_in(page, whole_stack)
+    page.get_by_role("link", name="Tenants").click()
+    for number in (0, 1):
+        page.locator("input[name=tenant]").nth(number).check()
+    page.get_by_label("With those that are ticked").select_option("set the weight to")
+    page.get_by_label("Weight").fill("7.25")
+    page.get_by_label("Why").fill("=HYPERLINK(1)")
+    page.get_by_role("button", name="Change them").click()
+    expect(page.get_by_text("2 of 2 tenants changed")).to_be_visible()
+    expect(page.get_by_role("cell", name="7.25")).to_have_count(2)
+
+    page.get_by_role("link", name="Audit", exact=True).click()
+    page.get_by_label("What").fill("tenant.changed_together")
+    page.get_by_role("button", name="Filter").click()
+    expect(page.locator("tr[id^=entry-]")).to_have_count(1)
+    expect(page.get_by_text("2 together")).to_be_visible()
+    with page.expect_download() as download:
+        page.get_by_role("link", name="CSV").click()
+    (row,) = csv.DictReader(io.StringIO(download.value.path().read_text(encoding="utf-8")))
+    assert json.loads(row["after"])["reason"] == "=HYPERLINK(1)"
+    assert len(row["bulk"].split()) == 2
+    assert problems == []
+
+
 @pytest.mark.timeout(120)
 def test_the_documentation_of_rest_works_under_its_security_policy(page: Page, whole_stack: Stack) -> None:
     problems = problems_of(page)
