@@ -8,6 +8,7 @@ from controlplane.common import views as health
 from controlplane.fleet.views import heartbeat
 from controlplane.rollout.views import snapshot
 from controlplane.training.views import artifact
+from controlplane.usage.key_api import KeyUsageView
 from controlplane.usage.views import totals, usage
 from router_ext.wire.controlplane import ARTIFACT_PATH, HEARTBEAT_PATH, SNAPSHOT_PATH, TOTALS_PATH, USAGE_PATH
 
@@ -24,6 +25,7 @@ urlpatterns = [
     path(TOTALS_PATH.removeprefix("/"), totals),
     path(HEARTBEAT_PATH.removeprefix("/"), heartbeat),
     re_path(f"^{ARTIFACT_PATH.removeprefix('/')}(?P<digest>[0-9a-f]{{64}})$", artifact),
+    path("v1/usage", KeyUsageView.as_view()),
     path("api/v1/", include("controlplane.api.urls")),
     path("", include("controlplane.console.urls")),
 ]

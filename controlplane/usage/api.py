@@ -28,6 +28,7 @@ from controlplane.usage.quotas import quota_use
 from controlplane.usage.report import MAX_PAGE, Question, Report, first_day, usage_question, usage_report
 from controlplane.usage.report_export import export_response, row_fields
 from controlplane.usage.rollup import DIMENSIONS
+from controlplane.usage.shares import shares
 
 DEFAULT_DAYS = 31
 
@@ -173,8 +174,8 @@ class UsageReportView(APIView):
         question = asked(request)
         if wants_csv(request):
             return export_response(question, "csv")
-        report = usage_report(question, limit=_limit(request), cursor=request.query_params.get("cursor", ""))
-        return Response(report_fields(report))
+        limit, cursor = page_of(request)
+        return Response(report_fields(usage_report(question, limit=limit, cursor=cursor)))
 
 
 class UsageExportView(APIView):
@@ -195,6 +196,40 @@ class UsageExportView(APIView):
     def get(self, request: Any) -> Any:
         """All rows of the report at once, as CSV or JSON; the connection stays open while they come."""
         return export_response(asked(request), "csv" if wants_csv(request) else "json")
+
+
+class ShareSerializer(serializers.Serializer[Any]):
+    pool = serializers.CharField()
+    pool_name = serializers.CharField()
+    tenant = serializers.CharField()
+    tenant_name = serializers.CharField()
+    service = serializers.IntegerField(help_text="Prompt tokens and twice the output tokens")
+    delivered = serializers.FloatField(help_text="Share of the pool's service it got, 0 to 1")
+    entitled = serializers.FloatField(help_text="Share it was entitled to by weights, among those with traffic")
+
+
+class SharesSerializer(serializers.Serializer[Any]):
+    from_day = serializers.DateField()
+    to_day = serializers.DateField()
+    timezone = serializers.CharField()
+    shares = ShareSerializer(many=True)
+
+
+class SharesView(APIView):
+    """Entitled against delivered share."""
+
+    scopes: ClassVar[dict[str, Scope]] = {"get": Scope.TENANT_READ}
+
+    @extend_schema(
+        operation_id="usage_shares",
+        parameters=[p for p in _REPORT_PARAMETERS if p.name in ("from", "to", "tz", "tenant", "pool")],
+        responses={200: SharesSerializer, **PROBLEMS},
+    )
+    def get(self, request: Any) -> Response:
+        """By pool and tenant over the span, at most 1,000 rows; up to 93 days."""
+        question = asked(request)
+        told = {"from_day": question.from_day, "to_day": question.to_day, "timezone": question.zone.key}
+        return Response(SharesSerializer({**told, "shares": shares(question)}).data)
 
 
 def report_fields(report: Report) -> dict[str, Any]:
@@ -234,11 +269,12 @@ def asked(request: Any) -> Question:
     )
 
 
-def _limit(request: Any) -> int:
+def page_of(request: Any) -> tuple[int, str]:
+    """``limit`` and ``cursor``."""
     text = request.query_params.get("limit", str(MAX_PAGE))
     if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= MAX_PAGE):
         raise Invalid({"limit": f"a whole number from 1 to {MAX_PAGE}, not {text[:20]!r}"})
-    return int(text)
+    return int(text), request.query_params.get("cursor", "")
 
 
 def _day(request: Any, name: str, default: date) -> date:

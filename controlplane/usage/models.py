@@ -459,3 +459,17 @@ class Reconciliation(models.Model):
 
     class Meta:
         db_table = "usage_reconciliation"
+
+
+class WeightChange(models.Model):
+    """The weight of a tenant from ``at`` on, and its fairness group with that one's; written by triggers alone."""
+
+    tenant = models.CharField(max_length=40)
+    at = models.DateTimeField()
+    weight = models.FloatField()
+    group = models.TextField(null=True)
+    group_weight = models.FloatField(null=True)
+
+    class Meta:
+        db_table = "usage_weight"
+        indexes = [models.Index(fields=["tenant", "at"], name="usage_weight_by_tenant")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from datetime import date
 from typing import Any
 
@@ -31,11 +32,13 @@ from controlplane.usage.report import (
 )
 from controlplane.usage.report_export import export_response
 from controlplane.usage.rollup import DIMENSIONS
+from controlplane.usage.shares import Share, shares
 
 DEFAULT_DAYS = 7
 DEFAULT_GROUP = ("day", "tenant")
 SHOWN_ROWS = 200
 """Rows on a page; the sums and the exports hold all of them."""
+SHOWN_SHARES = 20
 LABELS = {"tenant": "Tenant", "key": "Key", "pool": "Pool", "model": "Model", "tier": "Tier"}
 
 
@@ -165,6 +168,40 @@ def _shown(question: Question, found: Report) -> dict[str, Any]:
         "next_query": _query(question, cursor=found.next_cursor) if found.next_cursor else "",
         "timezone": question.zone.key,
     }
+
+
+@require_safe
+@of_tenants
+def shares_page(request: HttpRequest) -> HttpResponseBase:
+    """Entitled against delivered share, of each pool the tenants with most service."""
+    form, question = _asked(request)
+    pools: dict[str, list[Share]] = defaultdict(list)
+    if question is not None:
+        try:
+            for share in shares(question):
+                pools[share.pool_name].append(share)
+        except Invalid as problem:
+            form.add_error(None, problem.message)
+    for name in ("group_by", "key", "model", "tier"):
+        del form.fields[name]
+    context = {
+        "form": form,
+        "pools": [
+            {
+                "name": name,
+                "rows": rows,
+                "chart": charts.share_bars(
+                    title=f"Shares of {name}",
+                    shares=[
+                        charts.Share(label=s.tenant_name, delivered=s.delivered, entitled=s.entitled)
+                        for s in rows[:SHOWN_SHARES]
+                    ],
+                ),
+            }
+            for name, rows in pools.items()
+        ],
+    }
+    return render(request, "console/shares.html", context)
 
 
 @require_safe
