@@ -26,7 +26,6 @@ from router_ext.obs.tracing import Trace
 from router_ext.sync.inflight import (
     FIRST_DISPATCH_US,
     FIRST_TOKEN_US,
-    IS_BACKEND_COUNT,
     KV_TOKEN_US,
     OUTPUT_TOKENS,
     PREEMPTIONS,
@@ -34,6 +33,8 @@ from router_ext.sync.inflight import (
     RECOMPUTED_TOKENS,
     RESUMED_PREFILL_TOKENS,
     SEGMENTS,
+    TOKEN_SOURCE,
+    TOKEN_SOURCES,
     InflightSlot,
 )
 from router_ext.wire.headers import Headers, Timings
@@ -262,10 +263,10 @@ class Call:
         """A slice has held ``kv_tokens`` of KV for ``seconds``."""
         self._words[KV_TOKEN_US] += int(kv_tokens * seconds * 1e6)
 
-    def counted_by_backend(self, prompt_tokens: int, output_tokens: int) -> None:
-        """The backend's own counts of a whole answer."""
+    def counted(self, prompt_tokens: int, output_tokens: int, source: str = "backend") -> None:
+        """The counts of a whole answer: the backend's own, or the router's of its text."""
         self.prompt_tokens = prompt_tokens
-        self._words[IS_BACKEND_COUNT] = 1
+        self._words[TOKEN_SOURCE] = TOKEN_SOURCES.index(source)
         self.shown(output_tokens - self.output_tokens)
         self._words[PROMPT_TOKENS] = prompt_tokens
 

@@ -18,8 +18,10 @@ from router_ext.backends.probe import chat_tokenize, tokenize
 from router_ext.core.ids import TenantId
 from router_ext.gateway.bos import chat_prompt
 from router_ext.gateway.chats import pass_chat
+from router_ext.gateway.cuts import TextTokenizer
 from router_ext.gateway.dialects import Lengths, fit_lengths
 from router_ext.gateway.generation import GenerationRequest, ModelLimits, PassThrough, ResumeClass
+from router_ext.gateway.passthrough import estimate
 from router_ext.gateway.prefix import prefix_chain
 from router_ext.gateway.refusals import refusal_of
 from router_ext.wire.tgi import decode_error
@@ -92,6 +94,19 @@ async def token_ids(engine: PoolEngine, tenant: TenantId, text: str) -> Sequence
         async with engine.model.large_text(tenant, is_large=True):
             _, tokens = await engine.model.ask(lambda client: tokenize(client, text), tenant=tenant, takes_long=True)
     return [token.id for token in tokens]
+
+
+def answer_tokens(tokenizer: TextTokenizer | None, text: str) -> tuple[int, str]:
+    """Tokens of an answer that does not tell them, as ``passthrough.Count``: counted, or, where there is no tokenizer
+    or the text is too long for the loop, estimated; the rest of a long one goes by the rate of its start."""
+    start = text[:INLINE_CHARACTERS]
+    if tokenizer is None or not start:
+        return estimate(text)
+    # What the tokenizer adds to a prompt by itself is no part of an answer.
+    tokens = max(len(tokenizer.encode(start)) - len(tokenizer.encode("")), 1)
+    if len(start) == len(text):
+        return tokens, "counted"
+    return round(tokens * len(text) / len(start)), "estimated"
 
 
 async def _measure_chat(

@@ -13,7 +13,8 @@ router's shape. For ``/v1/responses`` the chat's answer is written anew.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import orjson
@@ -46,6 +47,18 @@ from router_ext.wire.responses import (
     response_usage,
 )
 from router_ext.wire.tgi import BadUpstreamAnswer, UpstreamError, classify_error, decode_error, decode_event
+
+CHARACTERS_PER_TOKEN = 4.0
+"""Of English text and the byte-pair vocabularies of today, where nothing better is known."""
+
+Count = Callable[[str], tuple[int, str]]
+"""Tokens of a text, and what the books call such a count (``counted``, ``estimated``)."""
+
+
+def estimate(text: str) -> tuple[int, str]:
+    """Tokens of a text by its length."""
+    return math.ceil(len(text) / CHARACTERS_PER_TOKEN), "estimated"
+
 
 _OWN_HEADERS = frozenset({b"content-length", b"transfer-encoding", b"connection", b"date", b"vary", b"server"})
 """Set by the router's own server, or about one hop only."""
@@ -108,9 +121,10 @@ class StreamRelay:
         self.output_tokens += 1
         if event.details is not None:
             self.finish_reason = event.details.finish_reason
-            self.output_tokens = event.details.generated_tokens
+            if event.details.generated_tokens:
+                self.output_tokens = event.details.generated_tokens
+                self.is_exact = True
             self.prompt_tokens = event.details.input_length
-            self.is_exact = True
         if event.is_final:
             self.is_complete = True
             if not self._request.wants_details and event.details is not None:
@@ -225,20 +239,36 @@ def _response_logprobs(request: GenerationRequest, choice: ChatChoice) -> list[I
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BodyAnswer:
-    """A whole relayed answer. ``error`` set: nothing to relay, refuse with ``refusals.refusal_of``."""
+    """A whole relayed answer. ``error`` set: nothing to relay, refuse with ``refusals.refusal_of``.
+
+    ``prompt_tokens``: 0 if the backend did not tell. ``token_source``: who counted ``output_tokens``, as in the books.
+    """
 
     headers: Headers = field(default_factory=list)
     body: bytes = b""
     prompt_tokens: int = 0
     output_tokens: int = 0
+    token_source: str = "backend"
     finish_reason: str | None = None
     error: UpstreamError | None = None
 
 
 def read_body_answer(
-    request: GenerationRequest, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes
+    request: GenerationRequest,
+    status: int,
+    headers: Sequence[tuple[bytes, bytes]],
+    body: bytes,
+    *,
+    prompt_tokens: int = 0,
+    count: Count = estimate,
 ) -> BodyAnswer:
     """Relay a whole answer and read its counts: every sequence of ``best_of`` counts, not the best alone.
+
+    What a proxy or another server left out (no usage, no headers, or zeros beside a text) is counted by the text.
+
+    Args:
+        prompt_tokens: the router's own count, for an answer that tells none. count: for a text whose tokens are not
+            told.
 
     Raises:
         BadUpstreamAnswer: a 200 that is not TGI's format.
@@ -246,34 +276,50 @@ def read_body_answer(
     if status != 200:
         return BodyAnswer(error=decode_error(status, body))
     values = dict(headers)
-    prompt_tokens = _number(values.get(b"x-prompt-tokens"))
+    told_tokens = _number(values.get(b"x-prompt-tokens"))
     output_tokens = _number(values.get(b"x-generated-tokens"))
-    finish_reason = None
+    source, finish_reason = "backend", None
     if request.dialect.is_openai:
         chunk = decode_chunk(body)
         usage = chunk.usage or _NO_USAGE
-        prompt_tokens = usage.prompt_tokens or prompt_tokens
+        told_tokens = usage.prompt_tokens or told_tokens
         output_tokens = usage.completion_tokens or output_tokens
         finish_reason = chunk.choices[0].finish_reason if chunk.choices else None
+        if not output_tokens:
+            written = "".join(choice.written for choice in decode_chat(body).choices or ())
+            output_tokens, source = _counted(request, written, finish_reason, count)
         if request.dialect is Dialect.RESPONSES:
-            body = _response_body(request, decode_chat(body), prompt_tokens, output_tokens)
+            body = _response_body(request, decode_chat(body), told_tokens or prompt_tokens, output_tokens)
         else:
             body = _renamed(request, chunk.model, body)
     else:
         answer, is_list = decode_generated(body)
         if answer.details is not None:
             finish_reason = answer.details.finish_reason
-            output_tokens = answer.details.output_tokens
-            if not request.wants_details:
-                text = b'{"generated_text":' + orjson.dumps(answer.generated_text) + b"}"
-                body = b"[" + text + b"]" if is_list else text
+            output_tokens = answer.details.output_tokens or output_tokens
+        if not output_tokens:
+            written = answer.written
+            if request.return_full_text and request.prompts:
+                written = written.removeprefix(request.prompts[0])
+            output_tokens, source = _counted(request, written, finish_reason, count)
+        if answer.details is not None and not request.wants_details:
+            text = b'{"generated_text":' + orjson.dumps(answer.generated_text) + b"}"
+            body = b"[" + text + b"]" if is_list else text
     return BodyAnswer(
         headers=relayed_headers(headers),
         body=body,
-        prompt_tokens=prompt_tokens,
+        prompt_tokens=told_tokens,
         output_tokens=output_tokens,
+        token_source=source,
         finish_reason=finish_reason,
     )
+
+
+def _counted(request: GenerationRequest, written: str, finish_reason: str | None, count: Count) -> tuple[int, str]:
+    """Tokens of a text, and the one that ended it and is not in it."""
+    tokens, source = count(written)
+    is_ended = finish_reason == "eos_token" or (finish_reason == "stop" and not request.stop)
+    return tokens + is_ended, source
 
 
 def _response_body(request: GenerationRequest, chat: Chat, prompt_tokens: int, output_tokens: int) -> bytes:

@@ -5,6 +5,7 @@ Its bytes are relayed as they are, its tokens counted. It can be tried again onl
 
 from __future__ import annotations
 
+from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from router_ext.core.events import Finished, PromptMeasured, RequestSpec
 from router_ext.errors import FairlaneError, UpstreamFailed
 from router_ext.gateway.call import Call
 from router_ext.gateway.generation import PassThrough, ResumeClass
+from router_ext.gateway.measure import answer_tokens
 from router_ext.gateway.passthrough import read_body_answer, relay_for, relayed_headers
 from router_ext.gateway.streams import Response
 from router_ext.gateway.upstream import MAX_ERROR_BYTES, Opening, Step, UpstreamGeneration
@@ -140,12 +142,19 @@ class WholeGeneration(UpstreamGeneration):
     def _read_body(self) -> None:
         call = self.call
         try:
-            answer = read_body_answer(call.request, self._status, self._headers, bytes(self._body))
+            answer = read_body_answer(
+                call.request,
+                self._status,
+                self._headers,
+                bytes(self._body),
+                prompt_tokens=call.prompt_tokens,
+                count=partial(answer_tokens, self._engine.model.tokenizer),
+            )
         except BadUpstreamAnswer as error:
             self._broken(UpstreamFailed(f"The backend sent something that is not an answer of TGI ({error})"))
             return
         self._engine.progressed(self, answer.output_tokens)
-        call.counted_by_backend(answer.prompt_tokens or call.prompt_tokens, answer.output_tokens)
+        call.counted(answer.prompt_tokens or call.prompt_tokens, answer.output_tokens, answer.token_source)
         call.finish_reason = answer.finish_reason
         headers = [*answer.headers, *self._engine.answer_headers(call)]
         self._complete(Response(status=200, headers=headers, body=answer.body))
@@ -159,7 +168,7 @@ class WholeGeneration(UpstreamGeneration):
         if response is None:
             call.finish_reason = self._relay.finish_reason
             if self._relay.is_exact:
-                call.counted_by_backend(self._relay.prompt_tokens or call.prompt_tokens, self._relay.output_tokens)
+                call.counted(self._relay.prompt_tokens or call.prompt_tokens, self._relay.output_tokens)
         if call.prompt_tokens != self.spec.prompt_tokens:
             engine.report(self, PromptMeasured(request_id=self.request_id, prompt_tokens=call.prompt_tokens))
         call.relayed(response, outcome="completed", code=None)

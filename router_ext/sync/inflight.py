@@ -39,8 +39,11 @@ PREEMPTIONS = 8
 RESUMED_PREFILL_TOKENS = 9
 KV_TOKEN_US = 10
 """Integral of held KV tokens over time, in token-microseconds."""
-ENDED_AT_US, OUTCOME, IS_BACKEND_COUNT = 11, 12, 13
+ENDED_AT_US, OUTCOME, TOKEN_SOURCE = 11, 12, 13
 N_WORDS = 16
+
+TOKEN_SOURCES = ("counted", "backend", "estimated")
+"""What ``TOKEN_SOURCE`` says."""
 
 OUTCOMES = ("", "completed", "cancelled", "failed", "aborted", "expired")
 
@@ -135,7 +138,7 @@ class InflightSlot:
             first_token_us=words[FIRST_TOKEN_US] or None,
             prompt_tokens=words[PROMPT_TOKENS],
             output_tokens=words[OUTPUT_TOKENS],
-            token_source="backend" if words[IS_BACKEND_COUNT] else "counted",
+            token_source=TOKEN_SOURCES[words[TOKEN_SOURCE]] if words[TOKEN_SOURCE] < len(TOKEN_SOURCES) else "counted",
             segments=words[SEGMENTS],
             preemptions=words[PREEMPTIONS],
             recomputed_tokens=words[RECOMPUTED_TOKENS],

@@ -291,7 +291,8 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
 
     ``event`` is unique and ``arrived_at_us`` never changes when the event is sent again.
     outcome: ``completed``, ``cancelled`` (client went away), ``failed``, ``aborted`` (router killed), ``expired``.
-    token_source: ``backend``, ``counted``. Tokens are those handed to the client's connection, EOS included;
+    token_source: ``backend``, ``counted`` (by the router), ``estimated`` (the backend told none, and its text was not
+    counted to the end by the pool's own tokenizer). Tokens are those handed to the client's connection, EOS included;
     ``recomputed_tokens`` were generated and dropped, or sent again because of a preemption, the prompt included;
     ``resumed_prefill_tokens`` were sent again at other continuations (slice ends, failures).
     """

@@ -97,10 +97,18 @@ class ChatChoice(msgspec.Struct):
     delta: ChatMessage | None = None
     message: ChatMessage | None = None
     logprobs: Logprobs | None = None
+    text: str | None = None
+
+    @property
+    def written(self) -> str:
+        """What was generated for it, as far as a client sees it: text, names and arguments of calls."""
+        message = self.message or ChatMessage()
+        functions = [call.function for call in message.calls if call.function is not None]
+        return "".join([self.text or "", message.content or "", *((f.name or "") + f.text for f in functions)])
 
 
 class Chat(msgspec.Struct):
-    """A chat's chunk or whole answer."""
+    """A chat's chunk or whole answer, or a completion's."""
 
     model: str = ""
     created: Annotated[int, msgspec.Meta(ge=0, le=0xFFFF_FFFF_FFFF)] = 0
@@ -110,6 +118,7 @@ class Chat(msgspec.Struct):
 class Sequence(msgspec.Struct, gc=False):
     """One of ``best_of``."""
 
+    generated_text: str | None = None
     generated_tokens: TokenCount | None = None
 
 
@@ -129,6 +138,12 @@ class Generated(msgspec.Struct):
 
     generated_text: str | None = None
     details: GeneratedDetails | None = None
+
+    @property
+    def written(self) -> str:
+        """The text of all its sequences."""
+        others = (self.details and self.details.best_of_sequences) or ()
+        return "".join([self.generated_text or "", *(each.generated_text or "" for each in others)])
 
 
 _text = msgspec.json.Decoder(str | None)

@@ -112,6 +112,37 @@ def test_a_stream_is_counted_whatever_its_usage_says(tgi: Playback, relaying: Ro
     relaying.wait(relaying.is_idle)
 
 
+UNTOLD = [CHAT[n] for n in ("tools required", "response_format json_object")] + [
+    GENERATE[n] for n in ("grammar regex", "best_of")
+]
+
+
+@pytest.mark.parametrize("exchange", UNTOLD, ids=name)
+@pytest.mark.parametrize("is_zero", [False, True], ids=["missing", "zero"])
+def test_a_whole_answer_without_counts_is_counted_by_its_text(
+    tgi: Playback, relaying: RouterProcess, exchange: dict[str, Any], is_zero: bool
+) -> None:
+    tenant = new_tenant(relaying)
+    data = json.loads("".join(piece for _, piece in exchange["response"]["body"]))
+    told = {key.lower(): value for key, value in exchange["response"]["headers"]}
+    if "usage" in data:
+        data["usage"] = {"prompt_tokens": 0, "completion_tokens": 0} if is_zero else None
+    elif is_zero and data.get("details"):
+        for each in [data["details"], *data["details"].get("best_of_sequences", ())]:
+            each["generated_tokens"] = 0
+    else:
+        data.pop("details", None)
+    bare = played_error(exchange, json.dumps(data))
+    bare["response"]["headers"] = [[k, v] for k, v in exchange["response"]["headers"] if "-tokens" not in k.lower()]
+    status, _, _ = ask(tgi, tenant, bare)
+    assert status == 200
+    (event,) = tenant.usage(1)
+    assert event.token_source == "estimated"  # this pool has no tokenizer of its own
+    assert 0.2 * int(told["x-generated-tokens"]) < event.output_tokens < 5 * int(told["x-generated-tokens"]) + 5
+    assert event.prompt_tokens > 0
+    relaying.wait(relaying.is_idle)
+
+
 @pytest.mark.parametrize("kind", ["tools required", "stream tools required"])
 def test_the_clients_name_for_the_model_comes_back(tgi: Playback, relaying: RouterProcess, kind: str) -> None:
     exchange = CHAT[kind]
