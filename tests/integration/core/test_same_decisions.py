@@ -60,8 +60,9 @@ for number, line in enumerate(open(file)):
     if isinstance(told, config.PoolConfig):
         scheduler = Scheduler(told)
         continue
-    if mutant == "counter" and number == 500:
+    if mutant == "counter" and number >= 500 and scheduler._tenants.by_id:
         next(iter(scheduler._tenants.by_id.values())).counter += 1e-9
+        mutant = "played"
     for action in scheduler.handle(told, now):
         print(action)
     print(json.dumps([scheduler.snapshot(), scheduler.save()], sort_keys=True))
