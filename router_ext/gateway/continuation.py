@@ -57,11 +57,17 @@ _NO_LIMIT = 1 << 62
 _IMAGE = re.compile(r"!\[\]\([^\)]*\)")
 """What a model that reads images takes for one, wherever in its input (``validation.rs``, ``prepare_input``)."""
 
-MAX_SHARED_TEXTS = 100_000
-"""Token texts kept for all streams together before they are gathered anew."""
+MAX_SHARED_TEXTS = 20_000
+"""Token texts kept for all streams together before they are gathered anew: 3 MB, and nearly all that is ever said."""
 
 _texts: dict[str, str] = {}
 _shared = _texts.setdefault
+
+
+def _bound_texts() -> None:
+    """Begin anew when there are too many. Looked at with every slice, and every 64 tokens of a long one."""
+    if len(_texts) > MAX_SHARED_TEXTS:
+        _texts.clear()
 
 
 class Phase(enum.Enum):
@@ -365,8 +371,7 @@ class Continuation:
         self._shown = 0
         self._ids = array("I")  # 4 bytes each; a list holds 36
         self._texts: list[str] = []
-        if len(_texts) > MAX_SHARED_TEXTS:
-            _texts.clear()
+        _bound_texts()
         self._specials: list[int] = []
         self._held: list[StreamEvent] = []
         self._segment_text = ""
@@ -394,6 +399,8 @@ class Continuation:
         self.received_tokens += 1
         # Streams of one model say the same words: each text is kept once, not once per token.
         text = _shared(token.text, token.text)
+        if not n & 63:
+            _bound_texts()
         self._ids.append(token.id)
         self._texts.append(text)
         if token.special:

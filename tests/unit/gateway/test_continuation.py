@@ -14,6 +14,7 @@ from support.sliced_tgi import Seen, SlicedTgi, scripted_model
 from tokenizers import Tokenizer
 
 from router_ext.devserver.smollm import EOS_ID, load_tokenizer
+from router_ext.gateway import continuation
 from router_ext.gateway.continuation import Continuation, Phase, derive_seed
 from router_ext.gateway.cuts import CutDecision, CutJob, TextTokenizer, choose_cut
 from router_ext.gateway.dialects import decode_request
@@ -332,6 +333,27 @@ def play(flow: Continuation, pool: Pool, case: Case, size: int) -> dict[str, obj
         flow.resume(choose_cut(pool.router, flow.cut_job()))
     parameters: dict[str, object] = server.requests[0]["parameters"]
     return parameters
+
+
+def say(flow: Continuation, place: int, word: str) -> None:
+    token = {"id": place, "text": word, "logprob": -0.5, "special": False}
+    flow.feed(json.dumps({"index": place, "token": token, "generated_text": None, "details": None}).encode())
+
+
+@pytest.mark.parametrize("length", [5, 2_000], ids=["short answers", "a long answer"])
+def test_texts_that_nobody_says_twice_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
+    kept: dict[str, str] = {}
+    monkeypatch.setattr(continuation, "_texts", kept)
+    monkeypatch.setattr(continuation, "_shared", kept.setdefault)
+    monkeypatch.setattr(continuation, "MAX_SHARED_TEXTS", 100)
+    most = 0
+    for answer in range(4_000 // length):
+        flow = make_flow(max_new_tokens=length + 1)
+        flow.next_slice(length + 1)
+        for place in range(1, length + 1):
+            say(flow, place, f" {answer}-{place}")
+            most = max(most, len(kept))
+    assert 100 < most <= 100 + 64
 
 
 def test_upstream_bodies_say_everything_explicitly(pool: Pool) -> None:
