@@ -425,8 +425,16 @@ class RouterServer(uvicorn.Server):
     listening socket that a supervisor owns is let go at once, so that new connections wait for the next process.
     """
 
-    def __init__(self, config: uvicorn.Config, on_drain: Callable[[], None] | None, *, is_handed_down: bool) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        on_drain: Callable[[], None] | None,
+        *,
+        is_handed_down: bool,
+        handshake_timeout_s: float,
+    ) -> None:
         super().__init__(config)
+        self._handshake_timeout_s = handshake_timeout_s
         self._on_drain = on_drain
         self._is_handed_down = is_handed_down
         self._is_draining = False
@@ -434,11 +442,32 @@ class RouterServer(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen; on each socket through several handles, since libuv takes one connection a turn from each."""
-        if sockets is not None:
-            self._handles = [listener.dup() for listener in sockets for _ in range(ACCEPTS - 1)]
-            sockets = [*sockets, *self._handles]
-        await super().startup(sockets)
+        """Listen; on each socket through several handles, since libuv takes one connection a turn from each.
+
+        uvicorn would leave a handshake the 60 s that asyncio does; to a client it is the first part of a head.
+        """
+        listeners = list(sockets or ())
+        self._handles = [listener.dup() for listener in listeners for _ in range(ACCEPTS - 1)]
+        await super().startup([])
+        self.started = False
+        config = self.config
+        for listener in (*listeners, *self._handles):
+            server = await self._loop.create_server(
+                self._protocol,
+                sock=listener,
+                ssl=config.ssl,
+                ssl_handshake_timeout=None if config.ssl is None else self._handshake_timeout_s,
+                backlog=config.backlog,
+            )
+            self.servers.append(server)
+        self.started = True
+
+    def _protocol(self) -> asyncio.Protocol:
+        make: Any = self.config.http_protocol_class
+        protocol: asyncio.Protocol = make(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return protocol
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close what ``startup`` has opened."""
@@ -512,4 +541,4 @@ def make_server(
     config.load()
     config.ssl = tls
     is_handed_down = on_drain is not None and settings.listen_fd is not None
-    return RouterServer(config, on_drain, is_handed_down=is_handed_down)
+    return RouterServer(config, on_drain, is_handed_down=is_handed_down, handshake_timeout_s=settings.header_timeout_s)

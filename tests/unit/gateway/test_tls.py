@@ -129,6 +129,18 @@ async def test_plain_http_on_it_is_no_request(pair: tuple[Path, Path]) -> None:
 
 
 @on_uvloop
+@pytest.mark.parametrize("begun", [b"", b"\x16\x03\x01"], ids=["silent", "begun"])
+async def test_a_handshake_that_stalls_is_cut_as_a_slow_head(pair: tuple[Path, Path], begun: bytes) -> None:
+    async with serving(echo, settings(pair, header_timeout_s=0.2)) as (port, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(begun)
+        async with asyncio.timeout(20):
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read() == b""
+        writer.close()
+
+
+@on_uvloop
 async def test_a_renewed_certificate_is_shown_and_a_broken_one_is_not(pair: tuple[Path, Path], tmp_path: Path) -> None:
     chosen = settings(pair)
     cert, key = make_pair(tmp_path, "two")
