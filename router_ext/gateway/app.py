@@ -19,7 +19,7 @@ from router_ext.core.events import RequestSpec
 from router_ext.core.ids import RequestId, TenantId, TierName
 from router_ext.errors import BodyTooLarge, FairlaneError, NoBackend, RequestRefused
 from router_ext.gateway.agents import AGENT_HEADER, COST_HEADER, INTERACTION_HEADER, DeclaredAgent, declared_agent
-from router_ext.gateway.auth import TIER_HEADER, Identity
+from router_ext.gateway.auth import TIER_HEADER, Identity, tenant_disabled
 from router_ext.gateway.bodies import SAGEMAKER_PATH, Body
 from router_ext.gateway.call import CLIENT_CLOSED, Call
 from router_ext.gateway.chats import decode_chat
@@ -268,6 +268,8 @@ class App:
                 return None
             if router.engines.get(engine.record.pool) is not engine:
                 raise NoBackend("This model is not served any more.", code="model_removed")
+            if not engine.takes(identity.tenant):
+                raise tenant_disabled()
             return self._begin(
                 request, engine, identity, tier, agent, judged, measured, limits, foresight, event, demotion
             )

@@ -30,6 +30,11 @@ class TenantDisabled(NotAllowed):
     code = "tenant_disabled"
 
 
+def tenant_disabled() -> TenantDisabled:
+    """The one text, whenever it is found out."""
+    return TenantDisabled("This tenant is suspended.")
+
+
 class TierNotAllowed(NotAllowed):
     """The key may choose among tiers, but not this one."""
 
@@ -131,7 +136,7 @@ class KeyRing:
         if entry.expires_at_us is not None and entry.expires_at_us <= now_us:
             raise NotAuthenticated(BAD_KEY, code="expired_api_key")
         if not entry.is_active:
-            raise TenantDisabled("This tenant is suspended.")
+            raise tenant_disabled()
         return entry.identity
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from router_ext.errors import FairlaneError, StoppedByOperator
-from router_ext.gateway.auth import TenantDisabled
+from router_ext.gateway.auth import tenant_disabled
 from router_ext.gateway.call import Call
 from router_ext.gateway.configure import Roster
 from router_ext.wire.controlplane import ConfigSnapshot, PoolRecord
@@ -26,7 +26,7 @@ def stopped(
     found: list[tuple[Call, FairlaneError]] = []
     for call in calls:
         if call.identity.tenant in roster.suspended and call.dispatched_s is None:
-            found.append((call, TenantDisabled("This tenant is suspended.")))
+            found.append((call, tenant_disabled()))
         elif call.identity.tenant in roster.stopped:
             found.append((call, StoppedByOperator("The operator has stopped all requests of this tenant.")))
         elif not record.takes_grammars and call.request.is_forced:

@@ -387,6 +387,10 @@ class PoolEngine:
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
+    def takes(self, tenant: str) -> bool:
+        """Whether requests of this tenant may be queued now; it may have been suspended since its key was looked at."""
+        return tenant not in self._roster.suspended and tenant not in self._roster.stopped
+
     def submit(self, call: Call, generations: Sequence[Scheduled]) -> None:
         """Queue the generations of a call."""
         self.calls.add(call)

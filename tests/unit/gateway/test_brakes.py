@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,7 @@ async def test_one_request_is_cancelled_and_no_other(world: Two) -> None:
     await until(lambda: b" t2" in mine.data and b" t2" in other.data)
     (first, _) = sorted(engine_of(world).calls, key=lambda call: call.slot.start.event)
     await world.publish(cancelled=["evt_unknown", first.slot.start.event])
-    cancelled = mine if mine.exchange is first.client._exchange else other
+    cancelled = mine if mine.exchange is first.client.exchange else other
     data = await cancelled.wait()
     assert b"The operator has cancelled this request." in data
     assert data.count(b'"token"') == 2
@@ -137,6 +138,30 @@ async def test_a_suspended_tenant_finishes_what_runs_and_what_waits_ends(world: 
     refused = ask(world)
     await refused.wait()
     assert refused.status == 403
+
+
+async def test_what_is_still_being_read_when_its_tenant_is_suspended_is_refused(
+    world: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, may_go_on = asyncio.Event(), asyncio.Event()
+    judge = world.router.guarding.judge
+
+    async def judge_later(*args: Any) -> Any:
+        reading.set()
+        await may_go_on.wait()
+        return await judge(*args)
+
+    monkeypatch.setattr(world.router.guarding, "judge", judge_later)
+    for state in ("suspended", "stopped"):
+        reading.clear()
+        may_go_on.clear()
+        peer = ask(world)
+        await reading.wait()
+        await world.publish(tenant={"ten_alice": {"state": state}})
+        may_go_on.set()
+        await peer.wait()
+        assert (peer.status, len(engine_of(world).calls)) == (403, 0)
+        await world.publish()
 
 
 async def test_a_drained_backend_is_empty_at_once_and_nothing_is_lost(world: Two) -> None:
