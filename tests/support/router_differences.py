@@ -21,6 +21,7 @@ OWN_HEADERS = {
     "x-request-id",
     "x-fairlane-queue-time",
     "x-fairlane-overhead",
+    "x-fairlane-attempts",
     "x-fairlane-tier",
     "retry-after",
     "retry-after-ms",
