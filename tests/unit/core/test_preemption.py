@@ -389,6 +389,40 @@ def test_the_gap_trigger_leaves_half_of_the_budget_to_deadlines() -> None:
         assert cuts(play.steps(1) + play.decide()) == []
 
 
+def alternating(**fields: Any) -> list[int]:
+    """Cuts in each sixth of a run of two equal tenants that always have work of just above half of the server."""
+    play = Play(pool(tiers=[{"name": "batch", "rank": 10}], max_preemptions=100, **fields))
+    live: dict[str, list[str]] = {"a": [], "b": []}
+    counts, arrived = [0] * 6, 0
+    for step in range(3_000):
+        for tenant, names in live.items():
+            while len(names) < 2:
+                arrived += 1
+                names.append(f"{tenant}{arrived}")
+                play.arrive(names[-1], tenant, prompt=40, cap=960)
+        for name in cuts(play.steps(1) + play.decide()):
+            counts[step // 500] += 1
+            play.stop(name)
+        play.decide()
+        assert len(play.running) <= 1
+        for name in [name for name in play.running if play.shown[name] >= 960]:
+            play.finish(name)
+            live[name[0]].remove(name)
+    return counts
+
+
+def test_two_tenants_that_alternate_just_above_half_stop_cutting_each_other() -> None:
+    """What may be computed again is soon spent, and is not earned back by what the pair delivers."""
+    first, *later = alternating(waste_ratio=0.0)
+    assert first > 3
+    assert later == [0] * 5
+    assert sum(alternating()[1:]) <= 1
+
+
+def test_with_a_budget_that_pays_for_all_they_go_on() -> None:
+    assert sum(alternating(waste_ratio=1.0)[1:]) > 3
+
+
 # --- what it costs ---------------------------------------------------------------------------------------------------
 
 

@@ -164,6 +164,37 @@ async def test_what_is_still_being_read_when_its_tenant_is_suspended_is_refused(
         await world.publish()
 
 
+@pytest.mark.parametrize("how", ["revoked", "rotated", "expired"])
+async def test_what_was_sent_with_a_key_that_ends_goes_on_and_nothing_more_is_taken(world: Two, how: str) -> None:
+    runs = ask(world)
+    await until(lambda: b" t2" in runs.data)
+    backends = [msgspec.structs.replace(b, is_cordoned=True) for b in world.setup.snapshot().pools[0].backends]
+    await world.publish(pool={"backends": backends})
+    waits = ask(world)
+    await until(lambda: engine_of(world).stats().queued == 1)
+    old, new = world.key, world.setup.key("alice") if how == "rotated" else None
+    ended = world.setup.keys.pop(old)
+    if how == "expired":
+        world.setup.keys[old] = msgspec.structs.replace(ended, expires_at_us=1)
+    # The stream has to find another backend, and the other request its first: neither asks for the key again.
+    world.generation = stream(5)
+    busy = next(call.backends[-1] for call in engine_of(world).calls if call.backends)
+    backends = [
+        msgspec.structs.replace(b, is_drained=b.backend == busy) for b in world.setup.snapshot().pools[0].backends
+    ]
+    await world.publish(pool={"backends": backends})
+    for peer, tokens in ((runs, 7), (waits, 5)):
+        data = await peer.wait()
+        assert data.count(b'"token"') == tokens
+        assert b'"generated_text":"' in data
+    refused = ask(world, key=old)
+    await refused.wait()
+    assert refused.status == 401
+    if new is not None:
+        taken = ask(world, key=new)
+        assert b'"generated_text":"' in await taken.wait()
+
+
 async def test_a_drained_backend_is_empty_at_once_and_nothing_is_lost(world: Two) -> None:
     peers = [ask(world), ask(world)]
     await until(lambda: all(b" t2" in peer.data for peer in peers))
