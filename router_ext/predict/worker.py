@@ -263,6 +263,9 @@ def serve(
         worker = Worker(sock, service, state, notes, limit_s=limit_s, save_s=save_s)
         try:
             worker.run()
+        except (ConnectionResetError, BrokenPipeError):
+            # A router that ends or is replaced closes with answers unread, or before they are written.
+            notes.info("predictor.router_gone")
         except OSError as error:
             notes.warning("predictor.socket_broke", reason=error.strerror)
         except SystemExit:

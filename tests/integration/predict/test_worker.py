@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
+import select
 import signal
+import socket
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from hashlib import sha256
@@ -348,3 +352,21 @@ def _is_zombie(pid: int) -> bool:
     with contextlib.suppress(FileNotFoundError):
         return ") Z " in Path(f"/proc/{pid}/stat").read_text()
     return True
+
+
+@pytest.mark.parametrize("has_unread", [False, True])
+def test_a_router_that_ends_is_no_warning(tmp_path: Path, has_unread: bool) -> None:
+    """Closed with something unread, its end of the socket answers with a reset."""
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-m", "router_ext.predict.worker", "--dir", str(tmp_path), "--fd", str(theirs.fileno())]
+    worker = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdout=subprocess.PIPE, text=True)
+    with theirs, ours:
+        ready, _, _ = select.select([ours], [], [], 60)
+        assert ready == [ours]
+        if not has_unread:
+            assert ours.recv(65_536)
+    said, _ = worker.communicate(timeout=60)
+    events = [json.loads(line) for line in said.splitlines()]
+    assert worker.returncode == 0
+    assert [each for each in events if each["level"] != "info"] == []
+    assert [each["event"] for each in events].count("predictor.router_gone") == has_unread
