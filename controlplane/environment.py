@@ -21,6 +21,8 @@ class Environment(BaseSettings):
     only, HSTS is sent, plain requests are redirected, and owners and operators need a second factor.
     ``FAIRLANE_DB_APPLICATION_ROLE``: for migrations alone: the role the program runs as gets what they make, the
     audit log a role of its own.
+    ``FAIRLANE_OIDC_ISSUER``, ``_CLIENT_ID``, ``_CLIENT_SECRET``: sign-in elsewhere; ``_GROUP_ROLES`` maps groups of the
+    claim ``_GROUPS_CLAIM`` to roles.
     ``FAIRLANE_DB_POOL_SIZE``: connections per process; a waiting long poll holds none of them.
     ``FAIRLANE_TRAINING_MIN_SAMPLES``: samples without which no length model is trained.
     ``FAIRLANE_TRAINING_MEMORY_MB``: what the process that trains may allocate; above it the job fails.
@@ -50,6 +52,14 @@ class Environment(BaseSettings):
     training_min_samples: int = Field(default=2_000, ge=500, le=1_000_000)
     training_memory_mb: int = Field(default=4_096, ge=512, le=1_048_576)
     training_limit_s: int = Field(default=1_800, ge=60, le=86_400)
+    oidc_issuer: str = ""
+    oidc_client_id: str = ""
+    oidc_client_secret: SecretStr | None = None
+    oidc_client_secret_file: Path | None = None
+    oidc_name: str = "single sign-on"
+    oidc_scopes: str = "openid email profile"
+    oidc_groups_claim: str = "groups"
+    oidc_group_roles: str = ""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = "INFO"
 
     @model_validator(mode="before")
@@ -69,6 +79,11 @@ class Environment(BaseSettings):
             raise ValueError("FAIRLANE_SECRET_KEY or FAIRLANE_SECRET_KEY_FILE must be set; there is no default")
         if len(self.pepper()) < MIN_PEPPER_BYTES:
             raise ValueError(f"FAIRLANE_KEY_PEPPER must be hex of at least {MIN_PEPPER_BYTES} bytes")
+        self.group_roles()
+        if self.oidc_issuer and not (self.oidc_client_id and self.oidc_secret()):
+            raise ValueError(
+                "FAIRLANE_OIDC_ISSUER needs FAIRLANE_OIDC_CLIENT_ID and FAIRLANE_OIDC_CLIENT_SECRET[_FILE]"
+            )
         self.database()
         if not self.redis_url.startswith(("redis://", "rediss://")):
             raise ValueError("REDIS_URL must begin with redis:// or rediss:// (Valkey answers to both)")
@@ -85,6 +100,21 @@ class Environment(BaseSettings):
             return bytes.fromhex(text)
         except ValueError:
             raise ValueError("FAIRLANE_KEY_PEPPER is not hexadecimal") from None
+
+    def oidc_secret(self) -> str:
+        return _secret(self.oidc_client_secret, self.oidc_client_secret_file)
+
+    def group_roles(self) -> dict[str, str]:
+        """Role by group, for roles of a tenant with its short name: ``ops=operator, team-a=tenant_admin:team-a``."""
+        roles = ("owner", "operator", "viewer", "tenant_admin", "tenant_member")
+        found = {}
+        for part in filter(None, (each.strip() for each in self.oidc_group_roles.split(","))):
+            group, _, given = part.rpartition("=")
+            role, _, slug = given.partition(":")
+            if not group or role not in roles or bool(slug) != role.startswith("tenant_"):
+                raise ValueError(f"FAIRLANE_OIDC_GROUP_ROLES: {part!r} is not GROUP=ROLE or GROUP=TENANT_ROLE:TENANT")
+            found[group] = given
+        return found
 
     def hosts(self) -> list[str]:
         named = [h.strip() for h in self.allowed_hosts.split(",") if h.strip()]

@@ -34,6 +34,10 @@ INSTALLED_APPS = [
     "drf_spectacular",
     "drf_spectacular_sidecar",
     "django_htmx",
+    "allauth",
+    "allauth.account",
+    "allauth.socialaccount",
+    "allauth.socialaccount.providers.openid_connect",
     "controlplane.common",
     "controlplane.audit",
     "controlplane.accounts",
@@ -60,6 +64,7 @@ MIDDLEWARE = [
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
+    "allauth.account.middleware.AccountMiddleware",
     "controlplane.accounts.middleware.AccountReadyMiddleware",
 ]
 
@@ -103,6 +108,36 @@ SIGN_OUT_URL = "/sign-out/"
 API_DOCS_URL = "/api/v1/docs"
 CSRF_FAILURE_VIEW = "controlplane.console.views.problems.stale_form"
 
+# Sign-in elsewhere. allauth's own accounts and pages are not used: no address of it is served.
+OIDC_IS_ON = bool(ENVIRONMENT.oidc_issuer)
+OIDC_NAME = ENVIRONMENT.oidc_name if OIDC_IS_ON else ""
+OIDC_GROUPS_CLAIM = ENVIRONMENT.oidc_groups_claim
+OIDC_GROUP_ROLES = ENVIRONMENT.group_roles()
+SOCIALACCOUNT_ADAPTER = "controlplane.console.views.oidc.Admitting"
+SOCIALACCOUNT_LOGIN_ON_GET = True
+SOCIALACCOUNT_REQUESTS_TIMEOUT = 5
+SOCIALACCOUNT_STORE_TOKENS = False
+SOCIALACCOUNT_PROVIDERS = {
+    "openid_connect": {
+        "SCOPE": ENVIRONMENT.oidc_scopes.split(),
+        "OAUTH_PKCE_ENABLED": True,
+        "APPS": [
+            {
+                "provider_id": "sso",
+                "name": ENVIRONMENT.oidc_name,
+                "client_id": ENVIRONMENT.oidc_client_id,
+                "secret": ENVIRONMENT.oidc_secret(),
+                "settings": {"server_url": ENVIRONMENT.oidc_issuer.rstrip("/"), "oauth_pkce_enabled": True},
+            }
+        ],
+    }
+}
+ACCOUNT_USER_MODEL_USERNAME_FIELD = None
+ACCOUNT_LOGIN_METHODS = {"email"}
+ACCOUNT_SIGNUP_FIELDS = ["email*"]
+ACCOUNT_EMAIL_VERIFICATION = "none"
+ACCOUNT_RATE_LIMITS = False  # what counts failures is ``accounts.throttle``
+
 # Sessions live in PostgreSQL: signing in must not depend on Valkey, and a sign-out must hold at once.
 SESSION_COOKIE_NAME = "fairlane_session"
 SESSION_COOKIE_AGE = 12 * 3600
@@ -118,7 +153,7 @@ SECURE_HSTS_INCLUDE_SUBDOMAINS = IS_HTTPS
 SECURE_HSTS_PRELOAD = IS_HTTPS
 SECURE_SSL_REDIRECT = IS_HTTPS
 # Supervisors and routers come from inside; what routers send is not redirected, it would have been sent already.
-SECURE_REDIRECT_EXEMPT = [r"^(livez|readyz)$", r"^router/v1/"]
+SECURE_REDIRECT_EXEMPT = [r"^(livez|readyz)$", r"^(router/)?v1/"]
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if IS_HTTPS else None
 X_FRAME_OPTIONS = "DENY"
 # A usage batch of 5,000 events with explanations stays below this.

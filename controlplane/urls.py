@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.urls import include, path, re_path
 
 from controlplane.common import views as health
+from controlplane.console.views import oidc
 from controlplane.fleet.views import heartbeat
 from controlplane.rollout.views import snapshot
 from controlplane.training.views import artifact
@@ -26,6 +27,8 @@ urlpatterns = [
     path(HEARTBEAT_PATH.removeprefix("/"), heartbeat),
     re_path(f"^{ARTIFACT_PATH.removeprefix('/')}(?P<digest>[0-9a-f]{{64}})$", artifact),
     path("v1/usage", KeyUsageView.as_view()),
+    path("oidc/<str:provider_id>/login/", oidc.start, name="openid_connect_login"),
+    path("oidc/<str:provider_id>/callback/", oidc.back, name="openid_connect_callback"),
     path("api/v1/", include("controlplane.api.urls")),
     path("", include("controlplane.console.urls")),
 ]

@@ -147,6 +147,9 @@ def update_user(*, actor: Actor, user_id: str, **changes: Unpack[UserChanges]) -
     if before["role"] == Role.OWNER and before["is_active"] and not (user.role == Role.OWNER and user.is_active):
         _keep_an_owner(user)
     if after != before:
+        if {"role", "tenant"} & changes.keys():
+            # Somebody has decided; groups elsewhere do no longer.
+            user.is_role_by_group = False
         if user.tenant_id != before["tenant"]:
             revoked = OperatorToken.objects.filter(user=user, revoked_at=None).update(revoked_at=utc_now())
             after = {**after, "tokens_revoked": revoked}

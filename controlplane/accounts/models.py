@@ -76,6 +76,10 @@ class User(AbstractBaseUser):
     totp_secret = models.BinaryField(null=True, blank=True)
     totp_step = models.BigIntegerField(default=0)
     recovery_digests = ArrayField(models.TextField(), default=list, blank=True)
+    # Who signs in elsewhere: issuer and subject there; whether the role follows the groups there.
+    oidc_issuer = models.TextField(blank=True, default="")
+    oidc_subject = models.TextField(blank=True, default="")
+    is_role_by_group = models.BooleanField(default=False)
     created_at = models.DateTimeField(auto_now_add=True)
 
     objects: ClassVar[UserManager] = UserManager()
@@ -86,6 +90,9 @@ class User(AbstractBaseUser):
     class Meta:
         constraints = [
             models.UniqueConstraint(Lower("email"), name="user_email_once"),
+            models.UniqueConstraint(
+                fields=["oidc_issuer", "oidc_subject"], condition=~models.Q(oidc_subject=""), name="user_identity_once"
+            ),
             models.CheckConstraint(condition=models.Q(role__in=Role.values), name="user_role_known"),
             _role_fits_tenant("user_role_fits_tenant"),
         ]

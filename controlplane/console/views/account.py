@@ -87,7 +87,7 @@ def _address(request: HttpRequest) -> str:
     return str(request.META.get("REMOTE_ADDR", ""))
 
 
-def _open_session(request: HttpRequest, user: User, *, is_factor_given: bool) -> None:
+def open_session(request: HttpRequest, user: User, *, is_factor_given: bool) -> None:
     login(request, user)
     request.session[FACTOR_GIVEN] = is_factor_given
     actions.record_sign_in(actor=user.actor, address=_address(request))
@@ -114,11 +114,16 @@ def sign_in(request: HttpRequest) -> HttpResponseBase:
                 request.session[HALF_SIGNED_IN] = {**proved, "next": _next(request)}
                 return redirect("console:sign_in_code")
             if user is not None:
-                _open_session(request, user, is_factor_given=False)
+                open_session(request, user, is_factor_given=False)
                 return redirect(_next(request))
             form.add_error(None, "Email or password is wrong.")
             status = 401
-    return render(request, "console/sign_in.html", {"form": form, "next": request.GET.get("next", "")}, status=status)
+    return render(
+        request,
+        "console/sign_in.html",
+        {"form": form, "next": request.GET.get("next", ""), "oidc": settings.OIDC_NAME},
+        status=status,
+    )
 
 
 def _half_signed_in(request: HttpRequest) -> tuple[User, str] | None:
@@ -152,7 +157,7 @@ def sign_in_code(request: HttpRequest) -> HttpResponseBase:
         else:
             if is_right:
                 del request.session[HALF_SIGNED_IN]
-                _open_session(request, user, is_factor_given=True)
+                open_session(request, user, is_factor_given=True)
                 return redirect(address)
             form.add_error("code", "is wrong, or was used already")
             status = 401

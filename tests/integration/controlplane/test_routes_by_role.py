@@ -121,6 +121,7 @@ def world(system: Actor) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
         "hazard_id": make_hazard(backend=backend.id, tenant=tenant.id).id, "job_id": start_job(actor=system).id,
         "member_id": colleague.id, "invitation_id": invitation.id, "text": text, "request_id": event.request,
         "price_list_id": price_list.id, "statement_id": statement.id,
+        "provider_id": "sso",
         "digest": "0" * 64, "artifact_id": model.id, "promotion_id": Promotion.objects.get().pk, "router_id": router.id,
     }  # fmt: skip
     rest = {

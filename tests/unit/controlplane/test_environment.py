@@ -78,3 +78,22 @@ def test_a_socket_address_keeps_its_options(environ: pytest.MonkeyPatch) -> None
         "/run/pg", "books", "u", "p@ss",
     )  # fmt: skip
     assert database["OPTIONS"]["sslmode"] == "disable"
+
+
+def test_group_roles_are_read_and_refused(environ: pytest.MonkeyPatch) -> None:
+    environ.setenv("FAIRLANE_OIDC_GROUP_ROLES", "cn=ops=operator, team a=tenant_admin:team-a")
+    assert read_environment().group_roles() == {"cn=ops": "operator", "team a": "tenant_admin:team-a"}
+    for wrong in ("ops", "=owner", "ops=king", "ops=owner:team-a", "team=tenant_admin"):
+        environ.setenv("FAIRLANE_OIDC_GROUP_ROLES", wrong)
+        with pytest.raises(ImproperlyConfigured, match="GROUP_ROLES"):
+            read_environment()
+
+
+def test_an_issuer_needs_its_client(environ: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    environ.setenv("FAIRLANE_OIDC_ISSUER", "https://sso.example.test")
+    with pytest.raises(ImproperlyConfigured, match="OIDC_CLIENT_ID"):
+        read_environment()
+    (tmp_path / "secret").write_text("the secret\n")
+    environ.setenv("FAIRLANE_OIDC_CLIENT_ID", "fairlane")
+    environ.setenv("FAIRLANE_OIDC_CLIENT_SECRET_FILE", str(tmp_path / "secret"))
+    assert read_environment().oidc_secret() == "the secret"
