@@ -160,6 +160,14 @@ class UnderWay:
     live: LiveRequest
     arrived_at: datetime
 
+    @property
+    def state(self) -> str:
+        return "queued" if self.live.backend is None else "running"
+
+    def is_called(self, request_id: str) -> bool:
+        """Whether this is what its client got as ``x-request-id``, or the id of its event."""
+        return request_id in (self.live.request, self.live.event)
+
 
 def under_way(*, actor: Actor) -> list[UnderWay]:
     """Requests the actor may see that wait or run longest, of 20 of each pool and router, by the last heartbeats."""

@@ -116,6 +116,7 @@ class UnderWaySerializer(serializers.Serializer[Any]):
     key = serializers.CharField(source="live.key", help_text="Its id")
     tier = serializers.CharField(source="live.tier")
     arrived_at = serializers.DateTimeField()
+    state = serializers.ChoiceField(choices=["queued", "running"])
     output_tokens = serializers.IntegerField(source="live.output_tokens")
     backend = serializers.CharField(source="live.backend", allow_null=True, help_text="Where it runs; null: it waits")
     pool = serializers.CharField()

@@ -19,6 +19,8 @@ from controlplane.common.errors import Invalid, NotFound
 from controlplane.common.rest import PROBLEMS, UseCaseViewSet
 from controlplane.common.validation import get_or_not_found
 from controlplane.common.zones import find_zone
+from controlplane.fleet import brakes
+from controlplane.fleet.brakes_api import UnderWaySerializer
 from controlplane.keys.queries import keys
 from controlplane.tenants.queries import tenant_names, tenants
 from controlplane.usage import queries
@@ -344,6 +346,7 @@ class ExplainedRequestSerializer(serializers.Serializer[Any]):
 
 class FoundRequestsSerializer(serializers.Serializer[Any]):
     requests = ExplainedRequestSerializer(many=True)
+    live = UnderWaySerializer(many=True, help_text="Those that wait or run, by heartbeats; reasons follow at their end")
 
 
 _SHOWN = (
@@ -362,14 +365,19 @@ class RequestView(APIView):
     def get(self, request: Any, request_id: str) -> Response:
         """The requests of this id, newest first: what a client got as `x-request-id`, or the `event` of the books.
 
-        Clients may choose the first, so it need not be unique. A request is found once it has ended; until then its
-        router tells: its tenant at `/v1/requests/{id}`, an operator on its admin port."""
+        Clients may choose the first, so it need not be unique. `live` has those that have not ended, as far as they
+        are among the 20 oldest of their pool and router; why they wait is told here once they have ended, and before
+        by their router: to the tenant at `/v1/requests/{id}`, to an operator on its admin port."""
         actor: Actor = request.actor
         found = queries.explained_requests(actor=actor, request_id=request_id)
-        if not found:
-            raise NotFound(f"no request {request_id!r} has been booked")
-        names = tenant_names()
-        return Response(FoundRequestsSerializer({"requests": [_shown(each, names) for each in found]}).data)
+        booked = {each.event.event for each in found}
+        under_way = brakes.under_way(actor=actor)
+        live = [each for each in under_way if each.is_called(request_id) and each.live.event not in booked]
+        if not found and not live:
+            raise NotFound(f"no request {request_id!r} has been booked, nor is it among the oldest that wait or run")
+        names = tenant_names() if found else {}
+        shown = [_shown(each, names) for each in found]
+        return Response(FoundRequestsSerializer({"requests": shown, "live": live}).data)
 
 
 def _shown(found: queries.ExplainedRequest, names: Mapping[str, str]) -> dict[str, Any]:

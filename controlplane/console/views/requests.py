@@ -32,17 +32,21 @@ def index(request: HttpRequest) -> HttpResponseBase:
     names = tenant_names() if found or under_way else {}
     entries = [_entry(each, names.get(each.event.tenant, each.event.tenant), servers) for each in found]
     cancelled = brakes.cancellations(actor=actor)[:MAX_CANCELLED] if is_of_platform else []
+    booked = {each.event.event for each in found}
+    live = {each.live.event for each in under_way if wanted and each.is_called(wanted)} - booked
+    rows: list[dict[str, Any]] = [
+        {
+            "row": each,
+            "tenant": names.get(each.live.tenant, each.live.tenant),
+            "where": servers.get(each.live.backend or "", each.live.backend),
+        }
+        for each in under_way
+    ]
     context = {
         "wanted": wanted,
         "found": entries,
-        "under_way": [
-            {
-                "row": each,
-                "tenant": names.get(each.live.tenant, each.live.tenant),
-                "where": servers.get(each.live.backend or "", each.live.backend),
-            }
-            for each in under_way
-        ],
+        "under_way": rows,
+        "live": [each for each in rows if each["row"].live.event in live],
         "cancelled": cancelled,
         "was_cancelled": any(each.request == wanted for each in cancelled),
     }

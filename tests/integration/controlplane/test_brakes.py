@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import msgspec
 import pytest
 from django.db import IntegrityError
+from django.test import Client
+from django.urls import reverse
 
+from controlplane.accounts.models import User
 from controlplane.audit.models import AuditEntry
 from controlplane.common.actor import Actor
 from controlplane.common.clock import utc_now
@@ -21,8 +25,9 @@ from controlplane.rollout.models import Revision
 from controlplane.rollout.queries import current_body, current_number
 from controlplane.tenants.actions import resume_tenant, stop_tenant, update_tenant
 from controlplane.tiers.actions import update_tier
-from router_ext.wire.controlplane import BackendState, ConfigSnapshot, LiveRequest, PoolState
-from tests.support.control_plane import ApiClient, make_backend, make_pool, make_tenant, make_tier, tell
+from controlplane.usage import ingest
+from router_ext.wire.controlplane import BackendState, ConfigSnapshot, LiveRequest, PoolState, UsageBatch, UsageEvent
+from tests.support.control_plane import ApiClient, make_backend, make_pool, make_tenant, make_tier, tell, usage_event
 
 pytestmark = pytest.mark.django_db
 
@@ -149,8 +154,47 @@ def test_requests_under_way_are_listed_the_oldest_first(system: Actor, api: ApiC
     assert (first["request"], second["request"]) == ("req_two", "req_one")
     assert first == {
         "request": "req_two", "event": "evt", "tenant": "ten", "key": "abc", "tier": "standard", "output_tokens": 0,
-        "arrived_at": "1970-01-01T00:00:01Z", "backend": None, "pool": "pool_a", "router": "two",
+        "arrived_at": "1970-01-01T00:00:01Z", "backend": None, "pool": "pool_a", "router": "two", "state": "queued",
     }  # fmt: skip
+
+
+def test_a_request_is_found_before_its_end(system: Actor, operator: User, api: ApiClient) -> None:
+    tenant, other = make_tenant(system, name="Web chat"), make_tenant(system)
+    backend = make_backend(system, make_pool(system), name="left")
+    event = usage_event(request="req_1", tenant=tenant.id)
+
+    def live(event: UsageEvent, where: str | None) -> LiveRequest:
+        return LiveRequest(
+            request=event.request, event=event.event, tenant=event.tenant, key="abc", tier="standard",
+            arrived_at_us=event.arrived_at_us, output_tokens=12, backend=where,
+        )  # fmt: skip
+
+    waiting = usage_event(request="req_2", tenant=other.id)
+    oldest = [live(event, backend.id), live(waiting, None)]
+    tell(pools=[PoolState(pool="pool_a", policy="fifo", oldest=oldest)], router="one")
+    for wanted in ("req_1", event.event):
+        found = api.send("GET", f"/requests/{wanted}").json()
+        assert found["requests"] == []
+        (row,) = found["live"]
+        assert (row["event"], row["state"], row["backend"]) == (event.event, "running", backend.id)
+        assert (row["tenant"], row["tier"], row["output_tokens"]) == (tenant.id, "standard", 12)
+    (row,) = api.send("GET", "/requests/req_2").json()["live"]
+    assert (row["state"], row["backend"]) == ("queued", None)
+    client = Client()
+    client.force_login(operator)
+    page = client.get(reverse("console:requests"), {"id": "req_1"}).content.decode()
+    assert "12 output tokens so far" in page
+    assert "on left" in page
+    assert "has been booked" not in page
+    # Of one tenant alone, who is told of its own.
+    member = replace(system, tenant=tenant.id)
+    assert [each.live.event for each in brakes.under_way(actor=member)] == [event.event]
+    # Once it is booked it is told once, though the heartbeat before its end may still name it.
+    book = msgspec.json.encode(UsageBatch(router="one", events=[event]))
+    assert ingest.ingest(ingest.decode_batch(book)).accepted == 1
+    found = api.send("GET", "/requests/req_1").json()
+    assert ([each["event"] for each in found["requests"]], found["live"]) == ([event.event], [])
+    assert api.send("GET", "/requests/req_3").status_code == 404
 
 
 # --- tenants and grammars --------------------------------------------------------------------------------------------
