@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from django.http import StreamingHttpResponse
 
+from controlplane.common.spreadsheet import safe_text
 from controlplane.usage.prices import decimal_text
 from controlplane.usage.report import Question, Row, stream_rows
 
@@ -23,14 +24,8 @@ COLUMNS = (
 the whole span are those of its begin."""
 
 _TEXTS = ("tenant", "tenant_name", "key", "key_name", "pool", "pool_name", "model", "tier")
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 _LINES = 500
 """Rows written at once: fewer, larger pieces are far quicker to send."""
-
-
-def safe_text(text: str) -> str:
-    """Text that no spreadsheet takes for a formula: a leading apostrophe before what could begin one."""
-    return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 def row_fields(row: Row) -> dict[str, Any]:

@@ -16,10 +16,10 @@ from rest_framework.response import Response
 
 from controlplane.common.actor import Scope
 from controlplane.common.rest import PROBLEMS, UseCaseViewSet
+from controlplane.common.spreadsheet import safe_text
 from controlplane.usage.api import CsvRenderer, wants_csv
 from controlplane.usage.models import Reconciliation, Statement, StatementLine
 from controlplane.usage.reconciliation import reconciliations
-from controlplane.usage.report_export import safe_text
 from controlplane.usage.statements import statements
 
 COLUMNS = (

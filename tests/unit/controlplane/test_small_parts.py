@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from controlplane.common.clock import from_us, to_us
 from controlplane.common.ids import new_id
 from controlplane.common.secrets import generate_token, is_token
-from controlplane.usage.report_export import safe_text
+from controlplane.common.spreadsheet import safe_text
 
 
 def test_ids_carry_their_type_sort_by_time_and_differ() -> None:
