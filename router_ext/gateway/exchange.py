@@ -102,7 +102,8 @@ class Exchange:
         cycle = self._cycle
         if cycle.flow.write_paused and not self.is_gone:
             await cycle.flow.drain()
-        if self.is_gone or cycle.response_started:
+        if self.is_gone or cycle.disconnected or cycle.response_started:
+            # Disconnected, though it is not gone: the server itself has told it what was wrong with its request.
             return
         keep_alive = cycle.keep_alive and not is_last
         lines = [b"HTTP/1.1 %d %b" % (status, _PHRASES.get(status, b""))]

@@ -91,6 +91,19 @@ async def test_an_answer_to_a_head_has_no_body() -> None:
     assert answer.endswith(b"\r\n\r\n")
 
 
+async def test_a_request_that_is_refused_while_it_is_read_gets_one_answer(caplog: pytest.LogCaptureFixture) -> None:
+    async def hasty(scope: Any, receive: Any, send: Any) -> None:
+        exchange: Exchange = scope["extensions"][EXTENSION]
+        await exchange.answer(404, [], b"", is_head=False, is_last=False)
+
+    async with serving(hasty) as (port, _):
+        answer = await talk(port, b"POST /x HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n")
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"HTTP/1.1 ") == 1
+    # Nor is one tried.
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("value", [b"a\r\nset-cookie: b", b"a\nb", b"a\rb"])
 async def test_a_header_never_becomes_two(value: bytes) -> None:
     async def careless(scope: Any, receive: Any, send: Any) -> None:
