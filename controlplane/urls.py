@@ -9,9 +9,16 @@ from controlplane.console.views import oidc
 from controlplane.fleet.views import heartbeat
 from controlplane.rollout.views import snapshot
 from controlplane.training.views import artifact
-from controlplane.usage.key_api import KeyUsageView
+from controlplane.usage.key_api import KeyUsageView, RouterUsageView
 from controlplane.usage.views import totals, usage
-from router_ext.wire.controlplane import ARTIFACT_PATH, HEARTBEAT_PATH, SNAPSHOT_PATH, TOTALS_PATH, USAGE_PATH
+from router_ext.wire.controlplane import (
+    ARTIFACT_PATH,
+    HEARTBEAT_PATH,
+    SNAPSHOT_PATH,
+    TENANT_USAGE_PATH,
+    TOTALS_PATH,
+    USAGE_PATH,
+)
 
 handler400 = "controlplane.console.views.problems.bad_request"
 handler403 = "controlplane.console.views.problems.forbidden"
@@ -29,6 +36,7 @@ urlpatterns = [
     path("v1/usage", KeyUsageView.as_view()),
     path("oidc/<str:provider_id>/login/", oidc.start, name="openid_connect_login"),
     path("oidc/<str:provider_id>/callback/", oidc.back, name="openid_connect_callback"),
+    path(TENANT_USAGE_PATH.removeprefix("/"), RouterUsageView.as_view()),
     path("api/v1/", include("controlplane.api.urls")),
     path("", include("controlplane.console.urls")),
 ]

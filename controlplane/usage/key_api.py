@@ -15,13 +15,15 @@ from controlplane.accounts import throttle
 from controlplane.common import secrets
 from controlplane.common.actor import Actor, Scope
 from controlplane.common.clock import utc_now
-from controlplane.common.errors import TooManyAttempts
+from controlplane.common.errors import NotFound, TooManyAttempts
+from controlplane.common.validation import without_nul
 from controlplane.common.valkey import UNAVAILABLE, valkey
+from controlplane.fleet.routers import authenticate_router
 from controlplane.keys.models import ApiKey
 from controlplane.usage.api import CsvRenderer, asked, page_of, report_fields, wants_csv
 from controlplane.usage.report import usage_report
 from controlplane.usage.report_export import export_response
-from router_ext.wire.controlplane import parse_key
+from router_ext.wire.controlplane import KEY_HEADER, parse_key
 
 logger = structlog.get_logger(__name__)
 
@@ -51,6 +53,24 @@ def actor_of_key(header: str, address: str) -> Actor:
     if key is None or not is_same or not is_live:
         throttle.failed(email=f"key:{public_id}", address=address)
         raise AuthenticationFailed(_REFUSAL)
+    return _holder(key)
+
+
+def actor_of_routers_key(header: str, key_id: str) -> Actor:
+    """The holder of a key that a router has authenticated.
+
+    Raises:
+        AuthenticationFailed: no live router token. NotFound: no such key that still holds.
+    """
+    if authenticate_router(header) is None:
+        raise AuthenticationFailed("The router token is missing or not valid.")
+    key = ApiKey.objects.filter(pk=without_nul(key_id), revoked_at__isnull=True).first()
+    if key is None:
+        raise NotFound(f"no key {key_id[:40]!r}")
+    return _holder(key)
+
+
+def _holder(key: ApiKey) -> Actor:
     _count(key.id)
     return Actor(
         kind="key", id=key.id, label=key.public_id, scopes=frozenset({Scope.TENANT_READ}), tenant=key.tenant_id
@@ -83,11 +103,20 @@ class KeyUsageView(APIView):
     def get_authenticate_header(self, request: Any) -> str:
         return "Bearer"
 
+    def actor(self, request: Any) -> Actor:
+        return actor_of_key(request.headers.get("authorization", ""), request.META.get("REMOTE_ADDR", ""))
+
     def get(self, request: Any) -> Any:
-        header, address = request.headers.get("authorization", ""), request.META.get("REMOTE_ADDR", "")
-        request.actor = actor_of_key(header, address)
+        request.actor = self.actor(request)
         question = asked(request)
         if wants_csv(request):
             return export_response(question, "csv")
         limit, cursor = page_of(request)
         return Response(report_fields(usage_report(question, limit=limit, cursor=cursor)))
+
+
+class RouterUsageView(KeyUsageView):
+    """The same for a router, which names in ``KEY_HEADER`` the key that it has authenticated."""
+
+    def actor(self, request: Any) -> Actor:
+        return actor_of_routers_key(request.headers.get("authorization", ""), request.headers.get(KEY_HEADER, ""))

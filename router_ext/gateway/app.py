@@ -12,12 +12,13 @@ import secrets
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
+from urllib.parse import parse_qsl, urlencode
 
 import orjson
 
 from router_ext.core.events import RequestSpec
 from router_ext.core.ids import RequestId, TenantId, TierName
-from router_ext.errors import BodyTooLarge, FairlaneError, NoBackend, RequestRefused
+from router_ext.errors import BodyTooLarge, FairlaneError, LimitExceeded, NoBackend, RequestRefused
 from router_ext.gateway.agents import AGENT_HEADER, COST_HEADER, INTERACTION_HEADER, DeclaredAgent, declared_agent
 from router_ext.gateway.auth import TIER_HEADER, Identity, tenant_disabled
 from router_ext.gateway.bodies import SAGEMAKER_PATH, Body
@@ -53,6 +54,11 @@ Handler = Callable[["Request"], Awaitable[Response | None]]
 MAX_ID_CHARACTERS = 128
 
 OWN_REQUESTS_PATH = "/v1/requests/"
+USAGE_PATH = "/v1/usage"
+_MAX_PARAMETERS = 20
+_REPORT_PARAMETERS = frozenset(
+    ("from", "to", "tz", "group_by", "tenant", "key", "pool", "model", "tier", "limit", "cursor")
+)
 
 _log = get_logger(__name__)
 
@@ -72,6 +78,7 @@ class Request:
         "model",
         "path",
         "peer",
+        "query",
         "receive",
         "refusals",
         "request_id",
@@ -82,6 +89,7 @@ class Request:
 
     def __init__(self, scope: Any, receive: Callable[[], Awaitable[Any]], peers: Peers) -> None:
         self.path: str = scope["path"]
+        self.query: bytes = scope.get("query_string", b"")
         self.headers: list[tuple[bytes, bytes]] = scope["headers"]
         self._first = dict(reversed(self.headers))
         self.exchange: Exchange = scope["extensions"][EXTENSION]
@@ -143,6 +151,7 @@ class App:
             "/chat_tokenize": {"POST": self._chat_tokenize},
             "/info": {"GET": self._info},
             "/v1/models": {"GET": self._models},
+            USAGE_PATH: {"GET": self._usage},
             "/health": {"GET": self._health},
             "/ping": {"GET": self._health},
             "/livez": {"GET": self._live},
@@ -569,6 +578,26 @@ class App:
         found.sort(key=lambda each: str(each["arrived_at"]), reverse=True)
         return Response(status=200, headers=[JSON], body=orjson.dumps({"id": wanted, "requests": found}))
 
+    async def _usage(self, request: Request) -> Response:
+        """The usage report of the caller's tenant, which the control plane keeps."""
+        identity = self._identify(request)
+        if not self._router.has_control_plane:
+            raise NotFound("This router keeps no books: it has no control plane.", code="usage_not_kept")
+        try:
+            given = parse_qsl(request.query.decode("latin-1"), keep_blank_values=True, max_num_fields=_MAX_PARAMETERS)
+        except ValueError:
+            raise RequestRefused(f"More than {_MAX_PARAMETERS} parameters.") from None
+        query = urlencode([(name, value) for name, value in given if name in _REPORT_PARAMETERS])
+        answer = await self._router.tenant_usage(identity.key, query)
+        if answer is None or answer.status in (401, 403) or answer.status >= 500:
+            raise NoReport("The usage report is not available at present.", retry_after_s=5.0)
+        if answer.status == 200:
+            return Response(status=200, headers=[JSON], body=answer.body)
+        problem = orjson.loads(answer.body)
+        if answer.status == 429:
+            raise LimitExceeded(str(problem["detail"]), retry_after_s=float(answer.headers.get("retry-after", "60")))
+        raise (NotFound if answer.status == 404 else RequestRefused)(str(problem["detail"]))
+
     # --- health and metrics -------------------------------------------------------------------------------------------
 
     async def _health(self, request: Request) -> Response:
@@ -597,6 +626,14 @@ class NotFound(RequestRefused):
 
     status_openai = status_native = 404
     code = "not_found"
+
+
+class NoReport(FairlaneError):
+    """The control plane, which keeps the books, gives no answer."""
+
+    status_openai = status_native = 503
+    code = "usage_unavailable"
+    native_type = "overloaded"
 
 
 class NotReady(FairlaneError):

@@ -47,6 +47,7 @@ from router_ext.sync.generations import adopt_books, leaving_folder
 from router_ext.sync.ledger import Ledger, now_us
 from router_ext.sync.link import ControlPlaneLink
 from router_ext.sync.quota import QuotaBook
+from router_ext.sync.session import Answer, ControlPlaneUnavailable
 from router_ext.sync.snapshot_file import LARGE_BYTES, decode_snapshot, let_go
 from router_ext.wire.controlplane import (
     ArtifactRecord,
@@ -524,6 +525,19 @@ class Router:
     def is_ready(self) -> bool:
         """Has a configuration and a usable backend, and is not draining."""
         return not self.is_draining and any(engine.backends.up for engine in self.engines.values())
+
+    @property
+    def has_control_plane(self) -> bool:
+        return self._link is not None
+
+    async def tenant_usage(self, key: str, query: str) -> Answer | None:
+        """The usage report of a key's tenant from the control plane; None without an answer."""
+        if self._link is None:
+            return None
+        try:
+            return await self._link.tenant_usage(key, query)
+        except ControlPlaneUnavailable:
+            return None
 
     @property
     def totals_age_s(self) -> float | None:

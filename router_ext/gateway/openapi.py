@@ -87,6 +87,19 @@ def _paths() -> dict[str, Any]:
                 "models", "Pools by the names a request may use.", _keyed("Models", openai=True), keyed=True
             )
         },
+        "/v1/usage": {
+            "get": _operation(
+                "usage",
+                "Usage of the caller's own tenant, as the control plane's report of the same parameters.",
+                {
+                    **_keyed("Usage", openai=True),
+                    "400": _json("ErrorOpenai", "A parameter that the report does not take."),
+                    "404": _json("ErrorOpenai", "Another tenant's, or a router without a control plane."),
+                    "429": _json("ErrorOpenai", "More reports than a key may ask for in a minute."),
+                },
+                keyed=True,
+            ),
+        },
         "/v1/requests/{id}": {
             "parameters": [{"name": "id", "in": "path", "required": True, "schema": _STRING}],
             "get": _operation(
@@ -447,6 +460,10 @@ def _answers() -> dict[str, Schema]:
             required=("model_id", "max_input_tokens", "max_total_tokens"),
         ),
         "Models": _object({"object": {"const": "list"}, "data": {"type": "array"}}, required=("object", "data")),
+        "Usage": _object(
+            {"from_day": _STRING, "to_day": _STRING, "requests": {"type": "integer"}, "rows": {"type": "array"}},
+            required=("from_day", "to_day", "requests", "rows"),
+        ),
         "Explained": _object(
             {"id": _STRING, "requests": {"type": "array", "minItems": 1}}, required=("id", "requests")
         ),

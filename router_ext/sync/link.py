@@ -10,10 +10,15 @@ from router_ext.sync.config_client import Apply, ConfigClient, OnArtifact, OnArt
 from router_ext.sync.heartbeat import HeartbeatClient
 from router_ext.sync.ledger import Ledger
 from router_ext.sync.quota import QuotaBook
-from router_ext.sync.session import ControlPlaneSession
+from router_ext.sync.session import Answer, ControlPlaneSession
 from router_ext.sync.totals import TotalsClient
 from router_ext.sync.usage_client import UsageClient
-from router_ext.wire.controlplane import Heartbeat
+from router_ext.wire.controlplane import KEY_HEADER, TENANT_USAGE_PATH, Heartbeat
+
+REPORT_TIMEOUT_S = 15.0
+MAX_REPORT_BYTES = 4 << 20
+MAX_REPORTS = 8
+"""Reports asked for at once."""
 
 
 class ControlPlaneLink:
@@ -40,6 +45,8 @@ class ControlPlaneLink:
     ) -> None:
         self._session = ControlPlaneSession(url, token)
         self._ledger = ledger
+        # Reports are for people: many at once must not take the connections of the books.
+        self._reports = asyncio.Semaphore(MAX_REPORTS)
         self._heartbeats: asyncio.Task[None] | None = None
         self.heartbeat = HeartbeatClient(self._session, build_heartbeat)
         # An event is booked either before totals are asked for or after they were taken.
@@ -75,6 +82,24 @@ class ControlPlaneLink:
             self._heartbeats = tasks.create_task(self.heartbeat.run())
             if self.totals is not None:
                 tasks.create_task(self.totals.run())
+
+    async def tenant_usage(self, key: str, query: str) -> Answer:
+        """The usage report of the tenant that holds a key, which the caller has authenticated.
+
+        Args:
+            key: its id. query: parameters of the report, encoded.
+
+        Raises:
+            ControlPlaneUnavailable: no answer.
+        """
+        async with self._reports:
+            return await self._session.exchange(
+                "GET",
+                f"{TENANT_USAGE_PATH}?{query}",
+                headers={KEY_HEADER: key},
+                timeout_s=REPORT_TIMEOUT_S,
+                max_bytes=MAX_REPORT_BYTES,
+            )
 
     def leave(self, directory: Path) -> None:
         """Another process speaks for this router from here on, and keeps the saved configuration; this one follows it

@@ -28,7 +28,7 @@ class ControlPlaneRefused(FairlaneError):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Status, headers and whole body of an answer below 400 or 404."""
+    """Status, headers and whole body of an answer; of ``request`` below 400, or 404."""
 
     status: int
     headers: Mapping[str, str]
@@ -68,6 +68,34 @@ class ControlPlaneSession:
             ControlPlaneUnavailable: try again later.
             ControlPlaneRefused: trying the same again is futile.
         """
+        answer = await self.exchange(
+            method, path, body=body, headers=headers, timeout_s=timeout_s, max_bytes=max_bytes
+        )  # fmt: skip
+        status = answer.status
+        if status in (404,) or status < 300 or status == 304:
+            return answer
+        message = f"{method} {path}: status {status}"
+        if status >= 500 or status in _LATER or status < 400:
+            failure = ControlPlaneUnavailable(message, retry_after_s=_seconds(answer.headers.get("retry-after")))
+            failure.is_server_fault = status == 500
+            raise failure
+        raise ControlPlaneRefused(f"{message}: {answer.body[:200].decode(errors='replace')}")
+
+    async def exchange(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float,
+        max_bytes: int,
+    ) -> Answer:
+        """As ``request``, with every status an answer.
+
+        Raises:
+            ControlPlaneUnavailable: there was none.
+        """
         sent = dict(headers or {})
         if body is not None:
             sent["Content-Type"] = "application/json"
@@ -84,14 +112,7 @@ class ControlPlaneSession:
                 status, answered = response.status, dict(response.headers)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ControlPlaneUnavailable(f"{method} {path}: {type(error).__name__} {error}".rstrip()) from error
-        if status in (404,) or status < 300 or status == 304:
-            return Answer(status, {name.lower(): value for name, value in answered.items()}, content)
-        message = f"{method} {path}: status {status}"
-        if status >= 500 or status in _LATER or status < 400:
-            failure = ControlPlaneUnavailable(message, retry_after_s=_seconds(answered.get("Retry-After")))
-            failure.is_server_fault = status == 500
-            raise failure
-        raise ControlPlaneRefused(f"{message}: {content[:200].decode(errors='replace')}")
+        return Answer(status, {name.lower(): value for name, value in answered.items()}, content)
 
     async def close(self) -> None:
         """Close every connection."""

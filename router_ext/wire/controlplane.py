@@ -39,6 +39,9 @@ SNAPSHOT_PATH = "/router/v1/snapshot"
 USAGE_PATH = "/router/v1/usage"
 HEARTBEAT_PATH = "/router/v1/heartbeat"
 TOTALS_PATH = "/router/v1/totals"
+TENANT_USAGE_PATH = "/router/v1/tenant-usage"
+KEY_HEADER = "x-fairlane-key"
+"""Of ``TENANT_USAGE_PATH``: id of the key whose holder a router asks for."""
 ARTIFACT_PATH = "/router/v1/artifacts/"
 LONG_POLL_S = 25
 

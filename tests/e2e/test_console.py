@@ -103,6 +103,11 @@ def test_a_tenant_is_made_served_counted_and_refused_after_revocation(page: Page
 
     eventually(is_counted, limit_s=20, what="both requests being in the report")
     assert row.locator("td").nth(4).inner_text() == str(received)
+    own = urllib.request.Request(f"{whole_stack.url}/v1/usage?tz=Asia/Kolkata&group_by=key", headers=client.headers)
+    with urllib.request.urlopen(own, timeout=20) as answer:
+        said = json.load(answer)
+    assert (said["requests"], said["output_tokens"]) == (2, received)
+    assert [(each["key_name"], each["requests"]) for each in said["rows"]] == [("browser test", 2)]
     with page.expect_download() as download:
         page.get_by_role("link", name="Download CSV").click()
     lines = list(csv.DictReader(io.StringIO(download.value.path().read_text())))

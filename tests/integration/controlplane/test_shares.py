@@ -23,6 +23,7 @@ from controlplane.usage.models import WeightChange
 from controlplane.usage.report import usage_question
 from controlplane.usage.rollup import roll_up_finished
 from controlplane.usage.shares import shares
+from router_ext.wire.controlplane import KEY_HEADER, TENANT_USAGE_PATH
 from tests.support.control_plane import (
     ApiClient,
     api_client,
@@ -181,6 +182,24 @@ class TestOwnKey:
         assert {a.status_code for a in answers} == {401}
         assert len({a.content for a in answers}) == 1
         assert {a.headers["www-authenticate"] for a in answers} == {"Bearer"}
+
+    def test_a_router_asks_for_a_key_that_it_has_authenticated(
+        self, mine: tuple[ApiKey, str], router: tuple[Any, dict[str, str]], system: Actor
+    ) -> None:
+        key, text = mine
+
+        def told(headers: dict[str, str], key_id: str) -> Any:
+            query = "from=2026-11-20&to=2026-11-20"
+            return Client().get(f"{TENANT_USAGE_PATH}?{query}", headers={**headers, KEY_HEADER: key_id})
+
+        answer = told(router[1], key.id)
+        assert (answer.json()["requests"], answer.json()["rows"][0]["tenant"]) == (1, key.tenant_id)
+        # A tenant's key is no router's token, and nobody is asked for whose key does not hold.
+        for headers in ({}, {"authorization": f"Bearer {text}"}):
+            assert told(headers, key.id).status_code == 401
+        revoke_key(actor=system, key_id=key.id)
+        for key_id in (key.id, "key_missing", ""):
+            assert told(router[1], key_id).status_code == 404
 
     def test_failures_slow_down_and_reports_are_counted(
         self, mine: tuple[ApiKey, str], monkeypatch: pytest.MonkeyPatch

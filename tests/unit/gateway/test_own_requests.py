@@ -376,3 +376,13 @@ async def test_a_place_in_line_counts_the_better_tier_first(world: World) -> Non
     busy.exchange.connection_lost()
     for peer in (busy, fast, *peers):
         await peer.wait()
+
+
+async def test_usage_is_told_by_the_control_plane_and_by_nobody_else(world: World) -> None:
+    """There is none here; the whole way is in the browser's test, with a control plane."""
+    peer = Peer(world, "/v1/usage", {}, method="GET")
+    await peer.wait()
+    assert (peer.status, json.loads(peer.data)["error"]["code"]) == (404, "usage_not_kept")
+    stranger = Peer(world, "/v1/usage", {}, method="GET", key="flk_nobody")
+    await stranger.wait()
+    assert stranger.status == 401
