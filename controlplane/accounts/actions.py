@@ -145,7 +145,7 @@ def update_user(*, actor: Actor, user_id: str, **changes: Unpack[UserChanges]) -
         checks.done()
     after = user_fields(user)
     if before["role"] == Role.OWNER and before["is_active"] and not (user.role == Role.OWNER and user.is_active):
-        _keep_an_owner(user)
+        keep_an_owner(user)
     if after != before:
         if {"role", "tenant"} & changes.keys():
             # Somebody has decided; groups elsewhere do no longer.
@@ -158,7 +158,7 @@ def update_user(*, actor: Actor, user_id: str, **changes: Unpack[UserChanges]) -
     return user
 
 
-def _keep_an_owner(user: User) -> None:
+def keep_an_owner(user: User) -> None:
     # Locking all of them makes two simultaneous demotions wait for each other.
     others = User.objects.select_for_update().filter(role=Role.OWNER, is_active=True).exclude(pk=user.pk)
     if not list(others.order_by("id")):
@@ -172,7 +172,7 @@ def remove_user(*, actor: Actor, user_id: str) -> None:
     if user.id == actor.id:
         raise Conflict("you cannot remove yourself")
     if user.role == Role.OWNER and user.is_active:
-        _keep_an_owner(user)
+        keep_an_owner(user)
     before = user_fields(user)
     OperatorToken.objects.filter(user=user).delete()
     user_id, tenant = user.id, user.tenant_id or ""

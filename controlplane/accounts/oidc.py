@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import structlog
 from django.conf import settings
 
-from controlplane.accounts.actions import checked_email, record_about, user_fields
+from controlplane.accounts.actions import checked_email, keep_an_owner, record_about, user_fields
 from controlplane.accounts.invitations import invited, take_up
 from controlplane.accounts.models import TENANT_ROLES, Role, User
 from controlplane.common.actor import Actor, system_actor
@@ -59,7 +59,7 @@ def admit(*, actor: Actor, identity: Identity) -> User:
     group. A role that a group gave follows the groups at every sign-in.
 
     Raises:
-        NotAllowed: the identity has no access.
+        NotAllowed: the identity has no access. Conflict: the groups take the role of the last active owner.
     """
     user = _linked(identity) or _by_email(identity)
     of_groups = role_of_groups(identity.groups)
@@ -72,6 +72,8 @@ def admit(*, actor: Actor, identity: Identity) -> User:
             raise NotAllowed(f"{user.email} is in no group that has access any more")
         before = user_fields(user)
         user.role, user.tenant_id = of_groups
+        if before["role"] == Role.OWNER and user.role != Role.OWNER:
+            keep_an_owner(user)
         if user_fields(user) != before:
             user.save()
             by = system_actor("sign-in by group")

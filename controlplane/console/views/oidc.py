@@ -20,7 +20,7 @@ from django.views.decorators.http import require_safe
 
 from controlplane.accounts.oidc import Identity, admit
 from controlplane.common.actor import system_actor
-from controlplane.common.errors import ControlPlaneError, NotAllowed
+from controlplane.common.errors import Conflict, ControlPlaneError, NotAllowed
 from controlplane.console.views.account import open_session
 
 logger = structlog.get_logger(__name__)
@@ -89,6 +89,8 @@ def _came_back(request: HttpRequest, sociallogin: SocialLogin) -> HttpResponseBa
     except NotAllowed as problem:
         logger.info("signin.no_access", reason=problem.message)
         return _refused(request, NotAllowed("You have no access. Ask an owner of this platform to invite you."))
+    except Conflict as problem:
+        return _refused(request, problem)
     open_session(request, user, is_factor_given=True)
     address = str(sociallogin.state.get("next") or "")
     is_ours = url_has_allowed_host_and_scheme(address, {request.get_host()}, require_https=request.is_secure())

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from django.apps import apps
 
 from controlplane.accounts.actions import issue_token, remove_user, reset_password, update_user
+from controlplane.accounts.invitations import invite
 from controlplane.accounts.models import OperatorToken, Role, User
-from controlplane.accounts.queries import tokens
+from controlplane.accounts.queries import invitations, tokens
 from controlplane.audit.models import AuditEntry
 from controlplane.audit.queries import entries
 from controlplane.common.access import TENANT_OF, visible, visible_tenant
@@ -32,7 +34,8 @@ from controlplane.tenants.actions import update_tenant
 from controlplane.tenants.models import Tenant
 from controlplane.tiers.queries import tiers
 from controlplane.usage import queries as usage
-from tests.support.control_plane import api_client, make_key, make_pool, make_tenant, make_user
+from controlplane.usage.models import Statement, UsageEvent
+from tests.support.control_plane import api_client, book, make_key, make_pool, make_tenant, make_user, usage_event
 
 pytestmark = pytest.mark.django_db
 
@@ -73,7 +76,34 @@ KINDS: dict[str, Callable[[People, Actor], tuple[Any, Any]]] = {
     "keys.ApiKey": lambda p, a: (p.key.pk, keys(actor=a)),
     "accounts.User": lambda p, a: (p.teammate.pk, visible(User.objects.all(), actor=a)),
     "accounts.OperatorToken": lambda p, a: (_token_of(p), tokens(actor=a)),
+    "accounts.Invitation": lambda p, a: (_invitation_to(p), invitations(actor=a)),
+    "usage.UsageEvent": lambda p, a: (_event_of(p), usage_events(a)),
+    "usage.Statement": lambda p, a: (_statement_of(p), visible(Statement.objects.all(), actor=a)),
 }
+
+
+def _invitation_to(people: People) -> str:
+    found = people.tenant.invitations.first()
+    if found is None:
+        found, _ = invite(actor=people.of("teammate"), email="new@example.test", role=Role.TENANT_MEMBER)
+    return str(found.pk)
+
+
+def _event_of(people: People) -> Any:
+    if not UsageEvent.objects.exists():
+        book(usage_event(tenant=people.tenant.id), usage_event(tenant=people.other.id))
+    return UsageEvent.objects.get(tenant=people.tenant.id).pk
+
+
+def _statement_of(people: People) -> str:
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    given = {"tenant_name": "x", "timezone": "UTC", "from_at": at, "to_at": at, "closed_at": at, "amount_micro": 0}
+    row, _ = Statement.objects.get_or_create(tenant=people.tenant.id, month=at.date(), defaults=given)
+    return row.id
+
+
+def usage_events(actor: Actor) -> Any:
+    return visible(UsageEvent.objects.all(), actor=actor)
 
 
 def _token_of(people: People) -> str:
@@ -93,6 +123,7 @@ def test_a_tenants_things_are_seen_by_owner_and_teammate_and_do_not_exist_for_a_
 
 
 def test_every_listed_model_has_the_field_that_is_named_and_the_rest_is_the_platforms(people: People) -> None:
+    assert KINDS.keys() == TENANT_OF.keys()
     for label, field in TENANT_OF.items():
         apps.get_model(label).objects.filter(**{field: "x"}).exists()
     for model in apps.get_models():

@@ -169,6 +169,15 @@ def test_groups_give_roles_and_take_them(system: Actor, settings: Any) -> None:
     assert sign_in(person("eve", email="fay@example.test", email_verified=False, groups=["ops"])).status_code == 403
 
 
+def test_groups_do_not_take_the_last_owner(settings: Any) -> None:
+    settings.OIDC_GROUP_ROLES = {"heads": "owner", "readers": "viewer"}
+    assert sign_in(person("kim", groups=["heads"])).status_code == 302
+    assert sign_in(person("kim", groups=["readers"])).status_code == 409
+    make_user(role=Role.OWNER)
+    assert sign_in(person("kim", groups=["readers"])).status_code == 302
+    assert User.objects.get(email="kim@example.test").role == Role.VIEWER
+
+
 @pytest.mark.parametrize("cheat", ["issuer", "audience", "expired", "key", "other_subject", "no_id_token", "cancelled"])
 def test_what_the_provider_may_not_do(system: Actor, cheat: str) -> None:
     invite(actor=system, email="gil@example.test", role=Role.OWNER)
