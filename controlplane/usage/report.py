@@ -38,7 +38,7 @@ CALENDAR = (date(2000, 1, 1), date(9998, 12, 31))
 """Days a report may name: nothing was booked before, and instants around them can still be computed with."""
 STEPS = ("day", "hour")
 MAX_PAGE = 1_000
-_GROWTH = 4
+_GROWTH = 32
 _FETCHED = 2_000
 
 
@@ -266,7 +266,7 @@ def usage_report(
 
     All of a page is read from one state of the database; the next page from a later one.
 
-    Cost: one statement for the totals, and for the rows one to six: of the first step, then of four times as many each,
+    Cost: one statement for the totals, and for the rows one to four: of the first step, then of 32 times as many each,
     until the page is full. Each reads the rollups of its steps, and the events of quarters not yet rolled up.
     """
     with one_state():

@@ -295,6 +295,7 @@ def test_the_page_takes_few_statements_however_much_there_is(django_assert_max_n
     book(*random_events(random.Random(6), 200, NOW - timedelta(days=6), NOW))
     roll_up_finished(now=NOW, limit=50)
     client = signed_in("viewer")
+    # In a transaction of a test, a savepoint and its release are two more than the 12 of a page.
     with django_assert_max_num_queries(14):
         client.get(f"{reverse('console:usage')}?from_day=2026-01-01&to_day=2026-11-20&group_by=day&group_by=key")
 

@@ -377,8 +377,8 @@ class TestReport:
         question = usage_question(actor=system, from_day=today - timedelta(days=30), to_day=today)
         with django_assert_num_queries(5):  # a savepoint, prices, the totals, and all rows at once
             usage_report(question, limit=None)
-        # 31 days in steps of 1, 4, 16 and what is left.
-        with django_assert_num_queries(4 + 4):
+        # The first day, and the 30 others.
+        with django_assert_num_queries(4 + 2):
             usage_report(question)
 
     def test_quarantine_is_shown(self, api: ApiClient) -> None:
