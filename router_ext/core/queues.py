@@ -43,7 +43,7 @@ class TierQueue:
         head: who goes next, or None. Kept up to date, because decisions read it far more often than it changes.
         queued_tokens: predicted output of those that wait.
         lanes: by key; those without requests are kept while they are ahead of the others. agent_lane: of agents.
-        urgency, indexed, version: notes of the policy's urgency index (``fairness.slo_fair``), which forgets
+        urgency, indexed, late, version: notes of the policy's urgency index (``fairness.slo_fair``), which forgets
             entries lazily.
     """
 
@@ -55,6 +55,7 @@ class TierQueue:
         "indexed",
         "keys",
         "lanes",
+        "late",
         "member",
         "name",
         "queued_tokens",
@@ -77,6 +78,7 @@ class TierQueue:
         self.keys: Siblings[Lane] = Siblings()
         self.urgency = 0
         self.indexed: Request | None = None
+        self.late: Request | None = None
         self.version = 0
         self.queued_tokens = 0
         self._num = 0

@@ -338,12 +338,12 @@ class Scheduler:
 
     def _on_reconfigured(self, event: Reconfigured, now: float, actions: list[Action]) -> None:
         self._tiers.replace(event.config.tiers, now)
-        self._tenants.rebase_counters()
+        is_rebased = self._tenants.rebase_counters()
         before = self._config
         if before.cost_model != event.config.cost_model:
             self._counters.level(self._tenants.units())
             self._policy = None
-        self._apply(event.config)
+        self._apply(event.config, is_rebased=is_rebased)
         has_new_rules = bound_service(before) != bound_service(event.config) or (
             (before.tenants, before.groups) != (event.config.tenants, event.config.groups)
         )
@@ -358,15 +358,16 @@ class Scheduler:
         self._limits.apply(event.config, now, actions)
         self._decider.decide(now, actions)
 
-    def _apply(self, config: PoolConfig) -> None:
-        """Take over a configuration; everything that waits, runs or was counted stays."""
+    def _apply(self, config: PoolConfig, *, is_rebased: bool = False) -> None:
+        """Take over a configuration; everything that waits, runs or was counted stays. ``is_rebased``: the counters
+        begin at another zero, which no index of the policy in force knows."""
         before, self._config = self._config, config
         cost = build_cost(config)
         self._fleet.apply(config.backends, self._requests.values())
         moved = self._tenants.apply(config)
         if moved:
             self._books.regroup(set(moved))
-        policy = None if moved else self._kept_policy(before, config)
+        policy = None if moved or is_rebased else self._kept_policy(before, config)
         if policy is None:
             policy = self._build_policy(
                 config, cost, has_moved=bool(moved), has_same_tiers=before.tiers == config.tiers

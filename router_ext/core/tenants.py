@@ -134,10 +134,12 @@ class Tenants:
             counters.backlogged(new)
         return True
 
-    def rebase_counters(self) -> None:
-        """Shift all counters down if they have grown so far that small differences would lose digits."""
-        if self._counters.floor_or_last() > _REBASE_AT:
+    def rebase_counters(self) -> bool:
+        """Shift all counters down if they have grown so far that small differences would lose digits; whether so."""
+        has_to = self._counters.floor_or_last() > _REBASE_AT
+        if has_to:
             self._counters.rebase(self.units())
+        return has_to
 
     def get(self, tenant_id: TenantId) -> Tenant:
         """The tenant by id. One that is not configured (any more) is served with weight 1 until it is gone."""

@@ -25,6 +25,8 @@ Cost: O(log n) amortised per decision. Urgent heads lie in heaps by deadline (on
 of pass lie in a third heap by the floor at which they may pass again. At most a few heads of each kind may fail per
 pass over the candidates, so nothing scans all tenants.
 
+A head that was late once stays among the late ones, so that the order does not flip with estimates.
+
 Failure mode: with a deadline that nothing can meet, urgent heads are late and go in the order of their deadlines
 within their pass, then at their share.
 
@@ -63,7 +65,7 @@ _NOWHERE, _ON_TIME, _LATE, _OUT_OF_PASS = range(4)
 """Which heap holds the entry of a queue that counts (``TierQueue.urgency``)."""
 
 _Entry = tuple[float, int, int, TierQueue]
-"""(key, order, version, queue): counts only while ``queue.version == version``."""
+"""(key, order of its head, version, queue): counts only while ``queue.version == version``."""
 
 
 def urgency_ratio(config: PoolConfig) -> float:
@@ -90,7 +92,6 @@ class SloFair(FairnessPolicy):
         self._late: FrontHeap[_Entry] = FrontHeap()
         self._parked: FrontHeap[_Entry] = FrontHeap()
         self._num_live = 0
-        self._order = 0
         self._gamma = config.gamma
         self._peak_service = around.peak_service
         self._service_per_held = around.peak_service / max(1, pool_tokens(config))
@@ -166,7 +167,7 @@ class SloFair(FairnessPolicy):
         if head is None or head.output_tokens or head.deadline_s is None:
             if queue.urgency != _NOWHERE:
                 queue.urgency = _NOWHERE
-                queue.indexed = None
+                queue.indexed = queue.late = None
                 queue.version += 1
                 self._num_live -= 1
             return
@@ -177,13 +178,19 @@ class SloFair(FairnessPolicy):
             return
         if queue.urgency == _NOWHERE:
             self._num_live += 1
+            if queue.late is head:
+                # Taken over from the policy before: estimates wobble, and a new weight somewhere reorders nobody.
+                self._enter(self._late, _LATE, queue, head.deadline_s)
+                return
         self._enter(self._on_time, _ON_TIME, queue, head.deadline_s)
 
     def _enter(self, heap: FrontHeap[_Entry], where: int, queue: TierQueue, key: float) -> None:
+        head = queue.head
+        assert head is not None
         queue.urgency = where
+        queue.late = head if where == _LATE else None
         queue.version += 1
-        self._order += 1
-        heap.push((key, self._order, queue.version, queue))
+        heap.push((key, head.order, queue.version, queue))
         if len(heap) > 2 * self._num_live + 64:
             heap.keep(lambda entry: entry[3].version == entry[2])
 

@@ -52,6 +52,7 @@ def _apply_tiers(unit: Tenant, tiers: Tiers) -> None:
             tier = tiers.get(queue.name)
             if queue.ttft_target_s != tier.ttft_target_s:
                 target = queue.ttft_target_s = tier.ttft_target_s
+                queue.late = None
                 for request in queue.requests():
                     request.deadline_s = None if target is None else request.arrival_s + target
             queue.rank = tier.rank

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from router_ext.core import scheduler as scheduler_module
+from router_ext.core import tenants as tenants_module
 from router_ext.core.actions import Preempt
 from router_ext.core.config import GroupConfig, PoolConfig, policy_names
 from router_ext.core.events import Cancelled, Reconfigured
@@ -15,8 +16,10 @@ from router_ext.core.fairness.base import FairnessPolicy
 from router_ext.core.fairness.slo_fair import SloFair
 from router_ext.core.fairness.vtc import Keyed
 from router_ext.core.ids import RequestId, TenantId
+from router_ext.core.queues import TierQueue
 from router_ext.core.scheduler import Scheduler
 from router_ext.core.shedding import Shedding
+from router_ext.core.tenants import Tenants
 from tests.unit.core.builders import Action, Dispatch, arrival, pool, started, tokens
 
 NAMES = "abcdefgh"
@@ -100,10 +103,50 @@ def test_a_policy_that_does_not_hear_of_weights_is_noticed(
             anew, _ = run(policy, seed, is_shared=False, gamma=gamma)
         return dispatches(followed) != dispatches(anew)
 
-    seeds = range(10, 21)
+    seeds = range(10, 40)
     assert not any(map(differs, seeds))
     monkeypatch.setattr(owner, "reweighed", lambda self, tenant: None)
     assert any(map(differs, seeds))
+
+
+def differs_where_counters_are_rebased(seed: int, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether small counters, shifted down with every change, make another order than rebuilt indexes do."""
+    with monkeypatch.context() as patch:
+        patch.setattr(tenants_module, "_REBASE_AT", 1.0)
+        followed, broken = run("slo-fair", seed, is_shared=True, gamma=1.0)
+        patch.setattr(scheduler_module.Scheduler, "_kept_policy", lambda self, before, config: None)
+        anew, _ = run("slo-fair", seed, is_shared=False, gamma=1.0)
+    assert broken == []
+    return dispatches(followed) != dispatches(anew)
+
+
+def test_indexes_follow_counters_that_begin_at_another_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds = range(10, 20)
+    assert not any(differs_where_counters_are_rebased(seed, monkeypatch) for seed in seeds)
+    plain = Tenants.rebase_counters
+
+    def unsaid(self: Tenants) -> bool:
+        plain(self)
+        return False
+
+    monkeypatch.setattr(Tenants, "rebase_counters", unsaid)
+    assert any(differs_where_counters_are_rebased(seed, monkeypatch) for seed in seeds)
+
+
+def test_a_head_that_was_late_is_late_in_the_next_policy_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In run 21 an estimate that falls again would let a rebuilt index call a late head on time."""
+    monkeypatch.setattr(scheduler_module.Scheduler, "_kept_policy", lambda self, before, config: None)
+    kept, _ = run("slo-fair", 21, is_shared=False)
+    plain = SloFair.head_changed
+
+    def forgetful(self: SloFair, queue: TierQueue) -> None:
+        if queue.indexed is None:
+            queue.late = None
+        plain(self, queue)
+
+    monkeypatch.setattr(SloFair, "head_changed", forgetful)
+    forgotten, _ = run("slo-fair", 21, is_shared=False)
+    assert dispatches(kept) != dispatches(forgotten)
 
 
 def test_a_tenant_is_made_when_it_first_has_something_here() -> None:
