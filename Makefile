@@ -5,7 +5,11 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help setup core run test lint bench pictures conformance fuzz chromium pin docker-check clean
 
+# Another environment (VENV=...) is used as it is: nothing is installed into it, and it must have what a target needs.
 VENV := .venv
+OWN := $(filter .venv,$(VENV))
+RUN_READY := $(if $(OWN),$(VENV)/.ready-run)
+DEV_READY := $(if $(OWN),$(VENV)/.ready-dev)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 TORCH := torch==2.13.0
@@ -28,7 +32,8 @@ help:
 run: core
 	@exec $(BIN)/fairlane up
 
-setup: core $(VENV)/.ready-dev
+setup: core $(DEV_READY)
+	$(if $(OWN),,@echo 'VENV=$(VENV) is not .venv: nothing is installed into it' >&2)
 
 # --- set-up ---------------------------------------------------------------------------------------------------------
 
@@ -51,7 +56,7 @@ $(VENV)/.ready-run: requirements.txt pyproject.toml | $(BIN)/python
 	@touch $@
 
 # The scheduler as machine code, in the user's cache; at once if it is there. Without a C compiler it runs interpreted.
-core: $(VENV)/.ready-run
+core: $(RUN_READY)
 	@$(BIN)/fairlane compile || true
 
 $(VENV)/.ready-dev: requirements-dev.txt $(VENV)/.ready-run
@@ -82,20 +87,20 @@ $(1) \
 if [ -n "$$failed" ]; then echo "== FAILED: $$failed" >&2; exit 1; fi
 endef
 
-lint: $(VENV)/.ready-dev
+lint: $(DEV_READY)
 	@$(call steps)
 
-test: $(VENV)/.ready-dev chromium
+test: $(DEV_READY) chromium
 	@$(call steps,step 'pytest' $(BIN)/pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder -m 'not slow' $(PYTEST_ARGS);)
 
-conformance: $(VENV)/.ready-dev
+conformance: $(DEV_READY)
 	$(BIN)/pytest tests/conformance
 	$(BIN)/pytest -m slow tests/integration
 
 # Coverage-guided (atheris); what it keeps, and inputs that broke something, are in build/fuzz.
 FUZZ_SECONDS ?= 20
 
-fuzz: $(VENV)/.ready-dev
+fuzz: $(DEV_READY)
 	$(BIN)/python tests/fuzz/run.py --seconds $(FUZZ_SECONDS) $(FUZZ)
 
 bench: core
@@ -112,12 +117,12 @@ pictures: core
 		$(BIN)/fairlane simulate $$suite --policy $(PICTURED) --report build/pictures/$$suite || exit 1; done
 	@$(foreach each,$(PICTURES),cp build/pictures/$(subst :,/,$(each)).svg docs/pictures/$(subst :,-,$(each)).svg;)
 
-docker-check: $(VENV)/.ready-dev
+docker-check: $(DEV_READY)
 	$(BIN)/python docker/check.py
 
-pin: $(VENV)/.ready-dev
+pin: $(DEV_READY)
 	$(BIN)/python .ci/pin.py
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist *.egg-info
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist *.egg-info
 	find router_ext controlplane tests docker .ci -name __pycache__ -type d -prune -exec rm -rf {} +
