@@ -91,9 +91,10 @@ class Scope:
 
 
 class Reservation:
-    """What one request holds. ``bucket``: where its windows count it, None before they do."""
+    """What one request holds. ``bucket``: where its windows count it, None before they do. ``parts``: ids of its
+    prompts that are counted, of an inherited one."""
 
-    __slots__ = ("bucket", "day", "expires_s", "key", "tenant", "tokens", "windows")
+    __slots__ = ("bucket", "day", "expires_s", "key", "parts", "tenant", "tokens", "windows")
 
     def __init__(self, tenant: Scope, key: Scope, tokens: int, day: int, expires_s: float) -> None:
         self.tenant = tenant
@@ -103,6 +104,7 @@ class Reservation:
         self.expires_s = expires_s
         self.windows: Sequence[MinuteWindow] = ()
         self.bucket: int | None = None
+        self.parts: tuple[str, ...] = ()
 
 
 class Limiter:
@@ -247,16 +249,31 @@ class Limiter:
         if self.shared is not None:
             self.shared.changed(window, bucket)
 
-    def inherit(self, tenant: str, key: str, event: str, tokens: int, arrived_us: int) -> None:
+    def inherit(
+        self, tenant: str, key: str, event: str, tokens: int, arrived_us: int, *, part: str | None = None
+    ) -> None:
         """A request that another process admitted and carries out: it is one of those at once, and of its day.
 
         Its minute was counted there. ``end`` without an event gives back: that process books it.
+
+        Args:
+            part: which of its prompts these tokens are for; each counts once, however often it is told.
         """
-        if event in self._open:
+        part = event if part is None else part
+        known = self._open.get(event)
+        if known is not None:
+            if known.parts and part not in known.parts:
+                known.parts += (part,)
+                known.tokens += tokens
+                self.tokens += tokens
+                for scope in (known.tenant, known.key):
+                    if scope.is_limited:
+                        scope.reserve(known.day, tokens)
             return
         inside = self._scopes.get(tenant) or self._begin(tenant, "tenant", hash_name(tenant))
         within = self._scopes.get(key) or self._begin(key, "key", hash_name(tenant, key))
         held = Reservation(inside, within, tokens, arrived_us // DAY_US, self._clock() + self._lifetime_s)
+        held.parts = (part,)
         for scope in (inside, within):
             if scope.is_limited:
                 scope.reserve(held.day, tokens)

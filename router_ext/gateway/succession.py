@@ -235,7 +235,8 @@ class Predecessor:
         engine.adopt(generation)
         event = event_id(spec)
         self._generations[event] += 1
-        self._limits.inherit(spec.tenant, spec.key, event, _predicted_cost(spec), now_us() - round(age_s * 1e6))
+        arrived_us = now_us() - round(age_s * 1e6)
+        self._limits.inherit(spec.tenant, spec.key, event, _predicted_cost(spec), arrived_us, part=str(spec.request_id))
 
     def over(self, generation: RemoteGeneration) -> None:
         """A request has ended, or will by what it was told. The first time counts."""

@@ -412,3 +412,17 @@ def test_what_another_process_carries_out_is_one_of_those_at_once_and_of_its_day
     bench.admit(60)
     bench.end(own)
     assert bench.limiter.count == 1
+
+
+def test_every_prompt_of_what_another_process_carries_out_is_reserved_once() -> None:
+    bench = Bench(tenant=LimitsRecord(concurrent=2, tokens_per_day=100))
+    for _ in range(2):
+        for index in range(3):
+            bench.limiter.inherit("ten_a", "key_a", "evt_theirs", 20, NOON, part=f"evt_theirs-{index}")
+    assert (bench.limiter.count, bench.limiter.tokens) == (1, 60)
+    assert isinstance(bench.refused(41), QuotaExceeded)
+    own = bench.admit(40)
+    assert "2 requests at once" in bench.refused(1).message
+    bench.limiter.end("evt_theirs", None)
+    bench.end(own)
+    assert (bench.limiter.count, bench.limiter.tokens) == (0, 0)
