@@ -105,6 +105,7 @@ async def following(tmp_path: Path, made: Promoting, command: list[str] | None) 
         router.predictions.client = PredictionClient([*command, *folder], router.predictions, limit_s=0.1)
     async with router.running():
         router.listening()
+        router._seated.set()  # nobody serves from this folder whom it would have to replace first
         made.world.router, made.world.app = router, App(router)
         await until(lambda: "pol_main" in router.engines)
         await router.engines["pol_main"].model.wait_up()
