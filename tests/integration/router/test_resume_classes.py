@@ -32,7 +32,7 @@ def chat(content: Any = "Hi", **fields: Any) -> tuple[str, Any]:
         ("best_of", native(best_of=2, do_sample=True)),
         ("decoder_input_details", native(decoder_input_details=True, details=True)),
         ("response_format", chat(response_format={"type": "json_object", "value": SCHEMA})),
-        ("tools", chat(tools=TOOLS, tool_choice="required")),
+        ("tools", chat(tools=TOOLS, tool_choice="required", temperature=0)),
         ("image", chat([{"type": "text", "text": "Hi"}, IMAGE])),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
