@@ -95,7 +95,7 @@ test: $(DEV_READY) chromium
 
 conformance: $(DEV_READY)
 	$(BIN)/pytest tests/conformance
-	$(BIN)/pytest -m slow tests/integration
+	$(BIN)/pytest -m slow tests/unit tests/integration tests/e2e
 
 # Coverage-guided (atheris); what it keeps, and inputs that broke something, are in build/fuzz.
 FUZZ_SECONDS ?= 20

@@ -109,6 +109,7 @@ def test_tokens_are_those_of_a_running_tgi(engine: TorchEngine, tokenizer: Token
     assert list(samples[0].prefill_logprobs) == pytest.approx(expected, abs=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_a_long_generation_stays_on_the_recorded_path(engine: TorchEngine, tokenizer: Tokenizer) -> None:
     """118 tokens after a prompt of 17: keys and values move to larger arenas twice."""
     samples = replay(engine, tokenizer, LONG, 118)
@@ -150,6 +151,7 @@ def test_a_ragged_batch_gives_what_its_members_give_alone(engine: TorchEngine, t
         assert [x.logprob for x in ragged] == pytest.approx([x.logprob for x in unmixed], abs=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_prefill_in_chunks_beside_decodes_changes_neither(engine: TorchEngine, tokenizer: Tokenizer) -> None:
     long = tokenizer.encode(" ".join(record["prompt"] for record in RESUMED[:12])).ids
     short = tokenizer.encode("The capital of France is").ids

@@ -148,6 +148,7 @@ Job.objects.filter(state="queued").update(
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.slow
 def test_a_training_run_is_started_watched_and_cancelled_on_the_predictors_page(page: Page, whole_stack: Stack) -> None:
     """No worker runs here: the test moves the job's row, and the page must follow by itself."""
     problems = problems_of(page)

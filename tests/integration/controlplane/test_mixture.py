@@ -110,6 +110,7 @@ def test_it_learns_judges_and_promotes_where_it_is_better(committed_db: None, sy
     assert Promotion.objects.count() == 1
 
 
+@pytest.mark.slow
 def test_the_active_model_is_not_judged_on_rows_it_has_learnt_from(committed_db: None, system: Actor) -> None:
     """A job of the past holds out rows that the active model knows: they would flatter it."""
     pool = make_pool(system)
@@ -135,6 +136,7 @@ def test_the_active_model_is_not_judged_on_rows_it_has_learnt_from(committed_db:
     assert Evaluation.objects.get(job=again).is_judged
 
 
+@pytest.mark.slow
 def test_a_model_nobody_knows_the_rows_of_is_not_replaced_by_itself(committed_db: None, system: Actor) -> None:
     pool = make_pool(system)
     book(answered(ROWS, pool=pool.id, until=utc_now()))
@@ -309,6 +311,7 @@ def state_of(job: Job) -> Job:
     return job
 
 
+@pytest.mark.slow
 def test_a_trainer_killed_in_its_training_is_replaced_and_no_two_are_ever_active(
     committed_db: None, system: Actor, log: Any
 ) -> None:

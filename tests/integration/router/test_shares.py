@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import pytest
 from support.exchange import Wire, call
 from support.modelserver import model_server
 from support.routers import RouterProcess, Setup, backend, router
@@ -83,6 +84,7 @@ def test_a_change_of_weight_takes_effect_on_those_who_wait() -> None:
                 flood.stop()
 
 
+@pytest.mark.slow
 def test_the_tenants_of_a_group_share_what_one_tenant_would_get() -> None:
     """And a tenant that leaves the group under load competes for itself from then on."""
     groups = [GroupRecord(group="both")]

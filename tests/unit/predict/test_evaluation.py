@@ -133,6 +133,7 @@ def test_means_are_of_numbers_that_all_splits_have() -> None:
     assert mean_of([one, other]) == {"a": 1.5, "b": {"c": 3.0}}
 
 
+@pytest.mark.slow
 def test_the_commands_train_judge_and_show(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """On so few prompts the figures mean nothing; that every one is there and sane does."""
     answers = read_answers(FOLDER)

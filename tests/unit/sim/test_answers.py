@@ -93,6 +93,7 @@ def simulate(trace: Path, capsys: pytest.CaptureFixture[str], *words: str) -> di
     return result
 
 
+@pytest.mark.slow
 def test_predictors_are_compared_on_the_same_requests(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = ["none", "trivial", "oracle"]
     result = simulate(trace, capsys, "--policy", "vtc", "slo-fair", "--predictor", *names)
@@ -118,6 +119,7 @@ def test_what_true_lengths_do_not_gain_is_not_divided_by(trace: Path, capsys: py
     assert "gains" not in simulate(trace, capsys, "--policy", "slo-fair", "--predictor", "none", "--span", "1")
 
 
+@pytest.mark.slow
 def test_the_table_and_the_report_tell_predictors_apart(
     trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

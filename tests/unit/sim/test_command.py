@@ -67,6 +67,7 @@ def test_the_result_has_the_stated_shape(capsys: pytest.CaptureFixture[str]) -> 
     assert result["results"][1]["metrics"]["bound"] > 0
 
 
+@pytest.mark.slow
 def test_all_policies_and_no_router_are_the_default_where_that_says_something(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -114,6 +114,7 @@ def test_the_same_run_makes_the_same_decisions(trace: Path, artifact: Path) -> N
     assert perform(task).digest == perform(task).digest
 
 
+@pytest.mark.slow
 def test_a_model_is_trained_once_and_kept(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "kept"
     words = ["simulate", "trace", str(trace), "--lengths", str(ANSWERS), "--model", "a10g", "--backends", "1"]

@@ -45,6 +45,7 @@ def test_a_directory_that_cannot_be_made_is_told_before_the_runs(
     assert "--report" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_several_rates_give_a_curve_and_a_report_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["simulate", "agents", "--policy", "fifo", "justitia", "--seeds", "1", "--jobs", "1"]
     assert main([*words, "--rate", "0.05", "0.02", "--report", str(tmp_path), "--json"]) == 0
