@@ -11,6 +11,7 @@ Source: ``server/.../utils/logits_process.py`` of TGI, ``fsm/guide.py`` of outli
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import queue
 import resource
@@ -203,9 +204,10 @@ class _Worker:
 
 def _listen(link: socket.socket, questions: queue.SimpleQueue[Question]) -> None:
     frames = Frames()
-    while data := link.recv(1 << 20):
-        for payload in frames.feed(data):
-            questions.put(_question.decode(payload))
+    with contextlib.suppress(OSError):  # a server that is killed with an answer unread resets the link
+        while data := link.recv(1 << 20):
+            for payload in frames.feed(data):
+                questions.put(_question.decode(payload))
     os._exit(0)  # the server has gone, whatever is being compiled
 
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import gc
 import re
+import select
 import zlib
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from router_ext.devserver import grammars as grammars_module
 from router_ext.devserver import toy
 from router_ext.devserver.codec import Codec
 from router_ext.devserver.constraints import regex_of
 from router_ext.devserver.engine import Guide, Sampling, Sequence
+from router_ext.devserver.grammar_worker import Compile
 from router_ext.devserver.grammars import KEPT, CompiledGuide, CompilerGone, GrammarFailed, Grammars, ScriptedGuide
 from router_ext.devserver.model_engine import ModelEngine
 from router_ext.guard.examples import COMMON
@@ -176,6 +179,17 @@ def test_a_compilation_without_end_ends_with_the_server(codec: Codec) -> None:
             await endless
 
     asyncio.run(closed_meanwhile())
+
+
+def test_a_worker_ends_with_a_server_that_has_not_read_its_answer(codec: Codec) -> None:
+    """As one that was killed: closing with unread bytes resets the link."""
+    link = grammars_module._Link(codec, toy.EOS_ID)
+    assert link._setup is not None
+    link._send(link._setup)
+    link._send(Compile(1, "a+"))
+    select.select([link._socket], [], [], 30)
+    link._socket.close()
+    assert link._process.wait(timeout=30) == 0
 
 
 def test_a_script_is_followed_to_its_end() -> None:
