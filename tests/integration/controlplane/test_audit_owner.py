@@ -26,6 +26,7 @@ def program() -> str:
     with connection.cursor() as cursor:
         for _ in range(2):  # again changes nothing
             separate(cursor, application=name, owner=f"{name}_audit"[-63:])
+        cursor.execute("DISCARD TEMP")  # what an earlier test of this session made is the former role's
         cursor.execute(f'SET LOCAL ROLE "{name}"')
     return name
 
