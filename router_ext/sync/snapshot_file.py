@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import threading
@@ -24,6 +23,7 @@ from router_ext.wire.controlplane import (
     snapshot_digest,
 )
 from router_ext.wire.decoding import NotDecoded
+from router_ext.wire.seal import is_sealed
 
 MAX_SNAPSHOT_BYTES = 256 << 20
 LARGE_BYTES = 1 << 20
@@ -81,20 +81,9 @@ def _decode_in_pieces(body: bytes) -> ConfigSnapshot | None:
         shell = msgspec.json.decode(body[:begin] + b'],"tenants":[],"keys":[' + body[end:], type=_Shell)
         tenants = _decode_records(body, begin + len(b'],"tenants":['), middle, b'},{"tenant":"', TenantRecord)
         keys = _decode_records(body, middle + len(b'],"keys":['), end, b'},{"key":"', KeyRecord)
-        groups = _decode_all(shell.groups, GroupRecord)
+        return _filled(shell, tenants, keys)
     except NotDecoded:
         return None
-    return ConfigSnapshot(
-        revision=shell.revision,
-        published_at_us=shell.published_at_us,
-        pools=shell.pools,
-        tiers=shell.tiers,
-        tenants=tenants,
-        keys=keys,
-        groups=groups,
-        cancelled=shell.cancelled,
-        digest=shell.digest,
-    )
 
 
 def _decode_records(body: bytes, begin: int, end: int, border: bytes, record: type[_T]) -> list[_T]:
@@ -113,13 +102,18 @@ def _decode_records(body: bytes, begin: int, end: int, border: bytes, record: ty
 def _decode_at_once(body: bytes) -> ConfigSnapshot:
     """Decode any JSON of a snapshot; finding its records holds the interpreter, 15 ms for 30 MB."""
     shell = msgspec.json.decode(body, type=_Shell)
+    tenants = _decode_all(shell.tenants, TenantRecord)
+    return _filled(shell, tenants, _decode_all(shell.keys, KeyRecord))
+
+
+def _filled(shell: _Shell, tenants: list[TenantRecord], keys: list[KeyRecord]) -> ConfigSnapshot:
     return ConfigSnapshot(
         revision=shell.revision,
         published_at_us=shell.published_at_us,
         pools=shell.pools,
         tiers=shell.tiers,
-        tenants=_decode_all(shell.tenants, TenantRecord),
-        keys=_decode_all(shell.keys, KeyRecord),
+        tenants=tenants,
+        keys=keys,
         groups=_decode_all(shell.groups, GroupRecord),
         cancelled=shell.cancelled,
         digest=shell.digest,
@@ -136,13 +130,8 @@ def _decode_all(raws: list[msgspec.Raw], record: type[_T]) -> list[_T]:
 
 
 def _is_digest_right(body: bytes, snapshot: ConfigSnapshot) -> bool:
-    """Over the received bytes where they are in canonical form, so that fields of a newer neighbour count too."""
-    match = _DIGEST.search(body[-128:])
-    if match is not None and match[1].decode() == snapshot.digest:
-        hasher = hashlib.sha256(memoryview(body)[: len(body) - len(body[-128:]) + match.start()])
-        hasher.update(b'"digest":""}')
-        if hasher.hexdigest() == snapshot.digest:
-            return True
+    if is_sealed(body, snapshot.digest, seal=_DIGEST, blank=b'"digest":""}'):
+        return True
     return bool(snapshot.digest) and snapshot_digest(snapshot) == snapshot.digest
 
 

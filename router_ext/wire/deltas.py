@@ -10,7 +10,6 @@ Cost of ``follow``: one pass over tenants, keys and groups, about 20 ms for 100,
 
 from __future__ import annotations
 
-import hashlib
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -30,6 +29,7 @@ from router_ext.wire.controlplane import (
     delta_check,
 )
 from router_ext.wire.decoding import NotDecoded
+from router_ext.wire.seal import is_sealed
 
 _CHECK = re.compile(rb',"check":"([0-9a-f]{64})"\}\s*\Z')
 _PIECE = 4_096
@@ -70,13 +70,8 @@ def decode_delta(raw: bytes | msgspec.Raw) -> SnapshotDelta:
 
 
 def _is_check_right(raw: bytes, delta: SnapshotDelta) -> bool:
-    """Over the received bytes where they are in canonical form, so that fields of a newer neighbour count too."""
-    match = _CHECK.search(raw[-128:])
-    if match is not None and match[1].decode() == delta.check:
-        hasher = hashlib.sha256(memoryview(raw)[: len(raw) - len(raw[-128:]) + match.start()])
-        hasher.update(b"}")
-        if hasher.hexdigest() == delta.check:
-            return True
+    if is_sealed(raw, delta.check, seal=_CHECK, blank=b"}"):
+        return True
     return bool(delta.check) and delta_check(delta) == delta.check
 
 
