@@ -21,14 +21,13 @@ import weakref
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-import router_ext
 from router_ext.devserver.codec import REPLACEMENT, Codec
 from router_ext.devserver.grammar_worker import Allowed, Answer, Compile, Drop, Next, Options, Question, Setup, encode
+from router_ext.settings import child_environment
 from router_ext.wire.frames import Frames, frame
 
 KEPT = 32
@@ -123,14 +122,12 @@ class _Link:
         self._dropped: list[int] = []
         self._frames = Frames()
         self._socket, theirs = socket.socketpair()
-        here = str(Path(router_ext.__file__).parents[1])
-        path = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "router_ext.devserver.grammar_worker", "--fd", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
-                env={**os.environ, "PYTHONPATH": path},
+                env=child_environment(os.environ),
             )
         self._setup: Question | None = Setup(eos_id, _vocabulary(codec))
 
