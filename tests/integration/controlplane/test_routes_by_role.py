@@ -20,34 +20,17 @@ from django.db import transaction
 from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver
 
-from controlplane.accounts.actions import issue_token
-from controlplane.accounts.invitations import invite
-from controlplane.accounts.models import Role
 from controlplane.common.actor import Actor
-from controlplane.fleet.routers import create_router
-from controlplane.training.actions import start_job
-from controlplane.training.models import Promotion
-from controlplane.training.promotion import promote
-from controlplane.usage.models import Statement
-from controlplane.usage.prices import create_price_list
-from tests.support.control_plane import (
-    book,
-    make_backend,
-    make_evaluation,
-    make_group,
-    make_hazard,
-    make_key,
-    make_length_model,
-    make_pool,
-    make_tenant,
-    make_tier,
-    make_user,
-    usage_event,
-)
+from tests.support.console_world import COLUMNS, make_world
 
 pytestmark = pytest.mark.django_db
 TABLE = Path(__file__).with_name("routes_by_role.txt")
-COLUMNS = ("owner", "operator", "viewer", "tenant_admin", "tenant_member", "stranger", "nobody")
+REST_IDS = {
+    "tenants": "tenant_id", "keys": "key_id", "groups": "group_id", "pools": "pool_id", "tiers": "tier_id",
+    "backends": "backend_id", "tokens": "token_id", "hazards": "hazard_id", "training-jobs": "job_id",
+    "members": "member_id", "invitations": "invitation_id", "artifacts": "artifact_id", "routers": "router_id",
+    "promotions": "promotion_id", "price-lists": "price_list_id", "statements": "statement_id",
+}  # fmt: skip
 # Of REST's own routes, those that stand in no OpenAPI document: the document, its page, and what answers 404.
 UNLISTED = {"/api/v1/openapi.json", "/api/v1/docs", "/api/v1/.*"}
 
@@ -88,49 +71,8 @@ def _word(answer: Any) -> str:
 @pytest.fixture
 def world(system: Actor) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
     """A session of each column, and ids for the parts of routes: by the word before them, or for all under ""."""
-    tenant, other, pool = make_tenant(system), make_tenant(system), make_pool(system)
-    backend = make_backend(system, pool)
-    key, _ = make_key(system, tenant, pool)
-    people = {
-        role.value: make_user(role=role, tenant=tenant.id if role.value.startswith("tenant_") else None)
-        for role in Role
-    }
-    people["stranger"] = make_user(role=Role.TENANT_ADMIN, tenant=other.id)
-    sessions = {"nobody": ""}
-    for name, user in people.items():
-        signed_in = Client()
-        signed_in.force_login(user)
-        sessions[name] = signed_in.cookies[settings.SESSION_COOKIE_NAME].value
-    colleague = make_user(role=Role.TENANT_MEMBER, tenant=tenant.id)
-    token, _ = issue_token(actor=system, user=people["tenant_admin"], name="x", scopes=["tenant.read"])
-    invitation, text = invite(actor=system, email="new@example.test", role=Role.TENANT_MEMBER, tenant=tenant.id)
-    event = usage_event(tenant=tenant.id)
-    book(event)
-    price_list = create_price_list(actor=system, name="spare", currency="EUR")
-    statement = Statement.objects.create(
-        tenant=tenant.id, tenant_name="x", month="2026-01-01", timezone="UTC", from_at="2026-01-01T00:00Z",
-        to_at="2026-02-01T00:00Z", amount_micro=0, closed_at="2026-02-01T01:00Z",
-    )  # fmt: skip
-    router, _ = create_router(actor=system, name="spare")
-    model = make_length_model("better")
-    make_evaluation(model, pool)
-    promote(actor=system, pool_id=pool.id, artifact_id=model.id, reason="better than none")
-    ids = {
-        "tenant_id": tenant.id, "key_id": key.id, "group_id": make_group(system).id, "pool_id": pool.id,
-        "tier_id": make_tier(system, "spare").id, "backend_id": backend.id, "token_id": token.id,
-        "hazard_id": make_hazard(backend=backend.id, tenant=tenant.id).id, "job_id": start_job(actor=system).id,
-        "member_id": colleague.id, "invitation_id": invitation.id, "text": text, "request_id": event.request,
-        "price_list_id": price_list.id, "statement_id": statement.id,
-        "provider_id": "sso",
-        "digest": "0" * 64, "artifact_id": model.id, "promotion_id": Promotion.objects.get().pk, "router_id": router.id,
-    }  # fmt: skip
-    rest = {
-        "tenants": "tenant_id", "keys": "key_id", "groups": "group_id", "pools": "pool_id", "tiers": "tier_id",
-        "backends": "backend_id", "tokens": "token_id", "hazards": "hazard_id", "training-jobs": "job_id",
-        "members": "member_id", "invitations": "invitation_id", "artifacts": "artifact_id", "routers": "router_id",
-        "promotions": "promotion_id", "price-lists": "price_list_id", "statements": "statement_id",
-    }  # fmt: skip
-    return sessions, {"": ids, **{word: {"pk": ids[name]} for word, name in rest.items()}}
+    made = make_world(system)
+    return made.sessions(), {"": made.ids, **{word: {"pk": made.ids[name]} for word, name in REST_IDS.items()}}
 
 
 def _values(route: str, ids: dict[str, dict[str, str]]) -> dict[str, str]:
