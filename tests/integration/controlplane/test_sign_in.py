@@ -23,9 +23,7 @@ PASSWORD = "correct horse battery staple"
 
 
 @pytest.fixture
-def user(settings: Any) -> User:
-    # Hundreds of attempts are made here; the hash's cost is Django's affair.
-    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+def user() -> User:
     return make_user(email="someone@example.test", password=PASSWORD)
 
 

@@ -349,7 +349,8 @@ async def test_a_wish_lost_in_a_defect_is_made_up_for(world: ModelWorld, monkeyp
 
     world.alter = hang
     peer = Peer(world, *kind)
-    await until(lambda: sum(call.output_tokens for call in engine.calls) == 8)
+    # As the scheduler counts them: it is told of tokens at the end of the turn in which they came.
+    await until(lambda: [each["output_tokens"] for each in engine.scheduler.snapshot()["requests"]] == [8])
     cuts = ForcedCuts(engine, at_tokens(8))
     forced = engine.scheduler.handle
 
