@@ -87,6 +87,7 @@ async def token(request: web.Request) -> web.Response:
         "aud": "another client" if cheat == "audience" else CLIENT_ID,
         "iat": now,
         "exp": now - 60 if cheat == "expired" else now + 300,
+        **({} if cheat == "no_nonce" else {"nonce": "0" * 64 if cheat == "nonce" else grant.get("nonce", "")}),
         **grant["person"],
     }
     signed = jwt.encode(claims, OTHER_KEY if cheat == "key" else KEY, algorithm="RS256", headers={"kid": "1"})

@@ -9,11 +9,13 @@ import structlog
 from allauth.core.exceptions import ImmediateHttpResponse
 from allauth.socialaccount.adapter import DefaultSocialAccountAdapter
 from allauth.socialaccount.models import SocialLogin
+from allauth.socialaccount.providers.oauth2.client import OAuth2Client
 from allauth.socialaccount.providers.oauth2.views import OAuth2CallbackView, OAuth2LoginView
 from allauth.socialaccount.providers.openid_connect.views import OpenIDConnectOAuth2Adapter
 from django.conf import settings
-from django.http import Http404, HttpRequest, HttpResponseBase
+from django.http import Http404, HttpRequest, HttpResponseBase, QueryDict
 from django.shortcuts import redirect, render
+from django.utils.crypto import constant_time_compare, salted_hmac
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
@@ -36,8 +38,34 @@ def _refused(request: HttpRequest, problem: ControlPlaneError) -> HttpResponseBa
     return render(request, "console/problem.html", {"problem": problem}, status=problem.status)
 
 
+def _nonce_of(state: str) -> str:
+    """What the id token of the sign-in with this state must carry: a code that was begun elsewhere brings another.
+
+    A keyed hash of the state (OpenID Connect Core, 15.5.2), which is random, kept in the session and good once.
+    """
+    return salted_hmac("fairlane.oidc.nonce", state, algorithm="sha256").hexdigest()
+
+
+class Nonced(OAuth2Client):  # type: ignore[misc]  # allauth is untyped
+    """Asks for an id token with our nonce, which allauth does not."""
+
+    def get_redirect_url(self, authorization_url: str, scope: list[str], extra_params: dict[str, str]) -> str:
+        url: str = super().get_redirect_url(
+            authorization_url, scope, {**extra_params, "nonce": _nonce_of(str(self.state))}
+        )
+        return url
+
+
 class Verifying(OpenIDConnectOAuth2Adapter):  # type: ignore[misc]  # allauth is untyped
     """Checks the signature of the id token, which allauth leaves to the TLS of the connection."""
+
+    client_class = Nonced
+
+    def get_provider(self) -> Any:
+        """The provider that goes by this adapter on the way there as well."""
+        provider = super().get_provider()
+        provider.oauth2_adapter_class = type(self)
+        return provider
 
     def _decode_id_token(self, app: Any, id_token: str) -> dict[str, Any]:
         self.did_fetch_access_token = False
@@ -59,8 +87,8 @@ class Admitting(DefaultSocialAccountAdapter):  # type: ignore[misc]  # allauth i
         raise ImmediateHttpResponse(_refused(request, problem))
 
 
-def _identity(data: dict[str, Any]) -> Identity:
-    """What id token and userinfo say. Both must be of one person, and there must be a signed one.
+def _identity(data: dict[str, Any], nonce: str) -> Identity:
+    """What id token and userinfo say. Both must be of one person, and the signed one of this very sign-in.
 
     Raises:
         NotAllowed
@@ -68,6 +96,8 @@ def _identity(data: dict[str, Any]) -> Identity:
     token, userinfo = data.get("id_token"), data.get("userinfo") or {}
     if not token or (userinfo and userinfo.get("sub") != token.get("sub")):
         raise NotAllowed("The provider's answers are not of one person.")
+    if not constant_time_compare(str(token.get("nonce", "")), nonce):
+        raise NotAllowed("The id token was not made for this sign-in.")
     said = {**userinfo, **token}
     if any("\0" in str(said.get(claim, "")) for claim in ("iss", "sub", "email", "name")):
         raise NotAllowed("The provider's answers hold NUL.")
@@ -85,7 +115,8 @@ def _identity(data: dict[str, Any]) -> Identity:
 
 def _came_back(request: HttpRequest, sociallogin: SocialLogin) -> HttpResponseBase:
     try:
-        user = admit(actor=system_actor("sign-in"), identity=_identity(sociallogin.account.extra_data))
+        identity = _identity(sociallogin.account.extra_data, _nonce_of(request.GET.get("state", "")))
+        user = admit(actor=system_actor("sign-in"), identity=identity)
     except NotAllowed as problem:
         logger.info("signin.no_access", reason=problem.message)
         return _refused(request, NotAllowed("You have no access. Ask an owner of this platform to invite you."))
@@ -111,6 +142,11 @@ def _run(request: HttpRequest, provider_id: str, view: Any) -> HttpResponseBase:
 @never_cache
 @require_safe
 def start(request: HttpRequest, provider_id: str) -> HttpResponseBase:
+    # allauth would take scopes and parameters of the provider from the address, and so from whoever made the link.
+    kept = QueryDict(mutable=True)
+    if address := request.GET.get("next"):
+        kept["next"] = address
+    request.GET = kept  # type: ignore[assignment]  # Django's own is the immutable kind
     return _run(request, provider_id, OAuth2LoginView)
 
 

@@ -83,6 +83,29 @@ def test_the_sign_in_page_leads_there_with_pkce_and_state(issuer: str) -> None:
     assert set(asked["scope"][0].split()) == {"openid", "email", "profile"}
     assert asked["redirect_uri"] == ["http://testserver/oidc/sso/callback/"]
     assert len(asked["state"][0]) >= 16
+    again = parse_qs(urlsplit(client.get("/oidc/sso/login/").headers["location"]).query)
+    for name in ("state", "nonce", "code_challenge"):
+        assert len(asked[name][0]) >= 16
+        assert again[name] != asked[name]
+
+
+def test_a_link_adds_nothing_to_what_the_provider_is_asked(issuer: str) -> None:
+    forged = {"auth_params": "nonce=mine&redirect_uri=https://evil.example/&prompt=none", "scope": "admin"}
+    asked = parse_qs(urlsplit(Client().get(f"/oidc/sso/login/?{urlencode(forged)}").headers["location"]).query)
+    assert asked["nonce"] != ["mine"]
+    assert asked["redirect_uri"] == ["http://testserver/oidc/sso/callback/"]
+    assert (set(asked["scope"][0].split()), "prompt" in asked) == ({"openid", "email", "profile"}, False)
+
+
+def test_an_id_token_of_another_sign_in_opens_nothing(system: Actor) -> None:
+    """State and PKCE are right, but the token carries the nonce of an earlier sign-in: it is replayed."""
+    invite(actor=system, email="jon@example.test", role=Role.OWNER)
+    client = Client()
+    earlier = parse_qs(urlsplit(client.get("/oidc/sso/login/").headers["location"]).query)["nonce"][0]
+    assert sign_in(person("jon", nonce=earlier), client=client).status_code == 403
+    assert client.get("/").status_code == 302
+    assert not User.objects.exists()
+    assert sign_in(person("jon"), client=client).status_code == 302
 
 
 def test_without_an_issuer_there_is_no_such_page(settings: Any) -> None:
@@ -178,7 +201,12 @@ def test_groups_do_not_take_the_last_owner(settings: Any) -> None:
     assert User.objects.get(email="kim@example.test").role == Role.VIEWER
 
 
-@pytest.mark.parametrize("cheat", ["issuer", "audience", "expired", "key", "other_subject", "no_id_token", "cancelled"])
+@pytest.mark.parametrize(
+    "cheat",
+    [
+        "issuer", "audience", "expired", "key", "other_subject", "no_id_token", "cancelled", "nonce", "no_nonce",
+    ],
+)  # fmt: skip
 def test_what_the_provider_may_not_do(system: Actor, cheat: str) -> None:
     invite(actor=system, email="gil@example.test", role=Role.OWNER)
     client = Client()
