@@ -23,7 +23,7 @@ from controlplane.common.actor import TENANT_SCOPES, Actor, Scope, system_actor
 from controlplane.common.clock import utc_now
 from controlplane.common.errors import Conflict, NotAllowed
 from controlplane.common.use_case import use_case
-from controlplane.common.validation import Checks, get_or_not_found
+from controlplane.common.validation import Checks, get_or_not_found, lock_version
 
 logger = structlog.get_logger(__name__)
 
@@ -101,18 +101,19 @@ def record_about(
     )
 
 
-def _locked(actor: Actor, user_id: str) -> User:
-    return get_or_not_found(visible(User.objects.select_for_update(), actor=actor), "member", user_id)
+def _locked(actor: Actor, user_id: str, expected_version: int | None = None) -> User:
+    return lock_version(visible(User.objects.all(), actor=actor), "member", user_id, expected_version)
 
 
 @use_case(scope=Scope.MEMBERS)
-def reset_password(*, actor: Actor, user_id: str) -> str:
+def reset_password(*, actor: Actor, user_id: str, expected_version: int | None = None) -> str:
     """A new one-time password; whoever is signed in under the old one is signed out."""
-    user = _locked(actor, user_id)
+    user = _locked(actor, user_id, expected_version)
     password = secrets.one_time_password()
     user.set_password(password)
     user.must_change_password = True
     user.is_active = True
+    user.version += 1
     user.save()
     record_about(actor, "user.password_reset", user)
     return password
@@ -126,12 +127,14 @@ class UserChanges(TypedDict, total=False):
 
 
 @use_case(scope=Scope.MEMBERS)
-def update_user(*, actor: Actor, user_id: str, **changes: Unpack[UserChanges]) -> User:
+def update_user(
+    *, actor: Actor, user_id: str, expected_version: int | None = None, **changes: Unpack[UserChanges]
+) -> User:
     """Change role and tenant, name, or whether the account is open. The last active owner stays one.
 
     Sessions and tokens act by the new role at once; tokens of one who changes tenant are revoked.
     """
-    user = _locked(actor, user_id)
+    user = _locked(actor, user_id, expected_version)
     before = user_fields(user)
     checks = Checks()
     user.role = changes.get("role", user.role)
@@ -153,6 +156,7 @@ def update_user(*, actor: Actor, user_id: str, **changes: Unpack[UserChanges]) -
         if user.tenant_id != before["tenant"]:
             revoked = OperatorToken.objects.filter(user=user, revoked_at=None).update(revoked_at=utc_now())
             after = {**after, "tokens_revoked": revoked}
+        user.version += 1
         user.save()
         record_about(actor, "user.updated", user, before=before, after=after)
     return user
@@ -166,9 +170,9 @@ def keep_an_owner(user: User) -> None:
 
 
 @use_case(scope=Scope.MEMBERS)
-def remove_user(*, actor: Actor, user_id: str) -> None:
+def remove_user(*, actor: Actor, user_id: str, expected_version: int | None = None) -> None:
     """Delete an account with its tokens and sessions; the audit log keeps what was done under it."""
-    user = _locked(actor, user_id)
+    user = _locked(actor, user_id, expected_version)
     if user.id == actor.id:
         raise Conflict("you cannot remove yourself")
     if user.role == Role.OWNER and user.is_active:
@@ -309,7 +313,8 @@ def revoke_token(*, actor: Actor, token_id: str) -> OperatorToken:
 def drop_second_factor(*, actor: Actor, user: User) -> None:
     """Signing in asks for the password only, until another device is enrolled."""
     user.totp_secret, user.totp_step, user.recovery_digests = None, 0, []
-    user.save(update_fields=["totp_secret", "totp_step", "recovery_digests"])
+    user.version += 1
+    user.save(update_fields=["totp_secret", "totp_step", "recovery_digests", "version"])
     record_about(actor, "user.second_factor_reset", user)
 
 

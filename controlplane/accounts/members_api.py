@@ -13,7 +13,7 @@ from rest_framework.response import Response
 from controlplane.accounts import actions, invitations, queries, second_factor
 from controlplane.accounts.models import Invitation, Role, User
 from controlplane.common.actor import Scope
-from controlplane.common.rest import IDEMPOTENCY_KEY, PROBLEMS, StrictSerializer, UseCaseViewSet
+from controlplane.common.rest import IDEMPOTENCY_KEY, IF_MATCH, PROBLEMS, StrictSerializer, UseCaseViewSet
 
 _TENANT_HELP = "Id of the tenant of a tenant admin or member; null for roles of the platform"
 
@@ -31,7 +31,10 @@ class MemberSerializer(serializers.ModelSerializer[User]):
 
     class Meta:
         model = User
-        fields = ["id", "email", "name", "role", "tenant", "is_active", "has_second_factor", "last_login", "created_at"]
+        fields = [
+            "id", "email", "name", "role", "tenant", "is_active", "has_second_factor", "last_login", "version",
+            "created_at",
+        ]  # fmt: skip
 
 
 class NewPasswordSerializer(MemberSerializer):
@@ -44,8 +47,10 @@ class NewPasswordSerializer(MemberSerializer):
 @extend_schema_view(
     list=extend_schema(responses={200: MemberSerializer(many=True), **PROBLEMS}),
     retrieve=extend_schema(responses={200: MemberSerializer, **PROBLEMS}),
-    partial_update=extend_schema(request=MemberChangesSerializer, responses={200: MemberSerializer, **PROBLEMS}),
-    destroy=extend_schema(responses={204: None, **PROBLEMS}),
+    partial_update=extend_schema(
+        request=MemberChangesSerializer, responses={200: MemberSerializer, **PROBLEMS}, parameters=[IF_MATCH]
+    ),
+    destroy=extend_schema(responses={204: None, **PROBLEMS}, parameters=[IF_MATCH]),
 )
 class MemberViewSet(UseCaseViewSet):
     what = "member"
@@ -71,26 +76,26 @@ class MemberViewSet(UseCaseViewSet):
 
     def partial_update(self, request: Any, pk: str) -> Response:
         changes: Any = self.checked(MemberChangesSerializer, is_partial=True)
-        actions.update_user(actor=self.actor, user_id=pk, **changes)
+        actions.update_user(actor=self.actor, user_id=pk, expected_version=self.expected_version(), **changes)
         return self.shown(self.found(pk))
 
     def destroy(self, request: Any, pk: str) -> Response:
         """Remove the account with its tokens and sessions; the audit log keeps what was done under it."""
-        actions.remove_user(actor=self.actor, user_id=pk)
+        actions.remove_user(actor=self.actor, user_id=pk, expected_version=self.expected_version())
         return Response(status=204)
 
-    @extend_schema(request=None, responses={200: NewPasswordSerializer, **PROBLEMS})
+    @extend_schema(request=None, responses={200: NewPasswordSerializer, **PROBLEMS}, parameters=[IF_MATCH])
     @action(detail=True, methods=["post"], url_path="reset-password")
     def reset_password(self, request: Any, pk: str) -> Response:
         """A one-time password in place of the present one."""
-        password = actions.reset_password(actor=self.actor, user_id=pk)
+        password = actions.reset_password(actor=self.actor, user_id=pk, expected_version=self.expected_version())
         return self.shown(self.found(pk), password=password)
 
-    @extend_schema(request=None, responses={200: MemberSerializer, **PROBLEMS})
+    @extend_schema(request=None, responses={200: MemberSerializer, **PROBLEMS}, parameters=[IF_MATCH])
     @action(detail=True, methods=["post"], url_path="reset-second-factor")
     def reset_second_factor(self, request: Any, pk: str) -> Response:
         """For a lost device: the password alone signs in until another one is enrolled."""
-        second_factor.reset_second_factor(actor=self.actor, user_id=pk)
+        second_factor.reset_second_factor(actor=self.actor, user_id=pk, expected_version=self.expected_version())
         return self.shown(self.found(pk))
 
 

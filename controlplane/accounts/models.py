@@ -11,6 +11,7 @@ from django.db.models.functions import Lower
 
 from controlplane.common.actor import Actor, Scope
 from controlplane.common.ids import new_id
+from controlplane.common.models import Versioned
 
 
 def _user_id() -> str:
@@ -59,7 +60,7 @@ class UserManager(BaseUserManager["User"]):
         return user
 
 
-class User(AbstractBaseUser):
+class User(AbstractBaseUser, Versioned):
     """A person; the email signs in. ``must_change_password`` follows a one-time password."""
 
     id = models.CharField(primary_key=True, max_length=40, default=_user_id, editable=False)

@@ -75,6 +75,7 @@ def admit(*, actor: Actor, identity: Identity) -> User:
         if before["role"] == Role.OWNER and user.role != Role.OWNER:
             keep_an_owner(user)
         if user_fields(user) != before:
+            user.version += 1
             user.save()
             by = system_actor("sign-in by group")
             record_about(by, "user.updated", user, before=before, after=user_fields(user))

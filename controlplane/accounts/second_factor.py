@@ -18,7 +18,7 @@ from controlplane.common.actor import Actor, Scope
 from controlplane.common.errors import Conflict, Invalid, NotAllowed
 from controlplane.common.secrets import digest
 from controlplane.common.use_case import use_case
-from controlplane.common.validation import get_or_not_found
+from controlplane.common.validation import lock_version
 
 N_RECOVERY_CODES = 10
 _ALPHABET = "".join(sorted(set(string.ascii_lowercase + string.digits) - set("il1o0u")))
@@ -66,6 +66,7 @@ def enrol(*, actor: Actor, user: User, secret: bytes, code: str) -> list[str]:
     codes = [_recovery_code() for _ in range(N_RECOVERY_CODES)]
     user.totp_secret, user.totp_step = totp.sealed(secret, user.id), step
     user.recovery_digests = [_recovery_digest(user, text) for text in codes]
+    user.version += 1
     user.save()
     record_about(actor, "user.second_factor_enrolled", user)
     return codes
@@ -107,9 +108,9 @@ def _take(*, actor: Actor, user_id: str, code: str) -> bool:
 
 
 @use_case(scope=Scope.MEMBERS)
-def reset_second_factor(*, actor: Actor, user_id: str) -> User:
+def reset_second_factor(*, actor: Actor, user_id: str, expected_version: int | None = None) -> User:
     """Take a lost device out of an account, whose holder then enrols another; who has none is left alone."""
-    user = get_or_not_found(visible(User.objects.select_for_update(), actor=actor), "member", user_id)
+    user = lock_version(visible(User.objects.all(), actor=actor), "member", user_id, expected_version)
     if user.totp_secret is not None:
         drop_second_factor(actor=actor, user=user)
     return user

@@ -5,10 +5,18 @@ from __future__ import annotations
 from django.db import models
 
 
-class Record(models.Model):
+class Versioned(models.Model):
     """A row with a version for lost updates: an update names the version it has read."""
 
     version = models.PositiveIntegerField(default=1)
+
+    class Meta:
+        abstract = True
+
+
+class Record(Versioned):
+    """A versioned row that says when it was made and changed."""
+
     created_at = models.DateTimeField(auto_now_add=True)
     updated_at = models.DateTimeField(auto_now=True)
 

@@ -9,10 +9,10 @@ from typing import TypeVar
 from django.db import models
 
 from controlplane.common.errors import Invalid, NotFound, VersionMismatch
-from controlplane.common.models import Record
+from controlplane.common.models import Versioned
 
 M = TypeVar("M", bound=models.Model)
-V = TypeVar("V", bound=Record)
+V = TypeVar("V", bound=Versioned)
 
 SLUG = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\Z")
 

@@ -18,7 +18,7 @@ from controlplane.common.actor import Actor, Scope, system_actor
 from controlplane.common.clock import utc_now
 from controlplane.common.errors import Invalid, NotFound
 from controlplane.common.validation import get_or_not_found, without_nul
-from controlplane.console.frame import act, actor_of, apply, of_members
+from controlplane.console.frame import VersionedForm, act, actor_of, apply, of_members
 from controlplane.console.views.account import ChosenPasswordForm
 from controlplane.tenants.queries import tenants
 
@@ -64,8 +64,11 @@ class InviteForm(RoleForm):
     field_order = ("email", "role", "tenant")
 
 
-class MemberForm(RoleForm):
+class MemberForm(RoleForm, VersionedForm):
     is_active = forms.BooleanField(required=False, label="May sign in", help_text="Off: signed out and refused.")
+
+    def values(self) -> dict[str, Any]:
+        return {"tenant": self.actor.tenant, **VersionedForm.values(self)}
 
 
 class AcceptForm(ChosenPasswordForm):
@@ -115,11 +118,12 @@ def detail(request: HttpRequest, member_id: str) -> HttpResponseBase:
         "role": member.role,
         "tenant": member.tenant.slug if member.tenant else "",
         "is_active": member.is_active,
+        "version": member.version,
     }
     form = MemberForm(request.POST or None, initial=initial, actor=actor)
 
     def change() -> str:
-        actions.update_user(actor=actor, user_id=member.id, **form.values())
+        actions.update_user(actor=actor, user_id=member.id, expected_version=form.shown_version, **form.values())
         return "Saved, and in force at once."
 
     if request.method == "POST" and form.is_valid() and apply(request, form, change):

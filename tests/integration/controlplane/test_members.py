@@ -43,6 +43,18 @@ def tenant(system: Actor) -> Tenant:
     return make_tenant(system, name="Own tenant")
 
 
+def test_the_second_of_two_owners_is_told(owner: User) -> None:
+    client, member = signed_in(Role.OWNER), make_user(role=Role.VIEWER)
+    page = reverse("console:member", args=[member.id])
+    form = {"version": client.get(page).context["form"].initial["version"], "tenant": "", "is_active": "on"}
+    assert client.post(page, {**form, "role": "operator"}).status_code == 302
+    second = client.post(page, {**form, "role": "owner"})
+    assert second.status_code == 200
+    assert "changed" in str(second.context["form"].errors)
+    member.refresh_from_db()
+    assert member.role == Role.OPERATOR
+
+
 def link_of(page: Any) -> str:
     text = page.content.decode()
     start = text.index('id="invitation-link">') + len('id="invitation-link">')

@@ -333,6 +333,23 @@ def test_a_lost_update_is_noticed_by_version(api: ApiClient, system: Actor) -> N
     assert Tenant.objects.get().weight == 4
 
 
+@pytest.mark.parametrize(
+    ("method", "action"),
+    [("PATCH", ""), ("DELETE", ""), ("POST", "/reset-password"), ("POST", "/reset-second-factor")],
+)
+def test_a_lost_update_of_a_member_is_noticed(method: str, action: str) -> None:
+    owner, member = make_user(role="owner"), make_user(role="viewer")
+    rest, path = api_client(owner, "admin.read", "admin.write", "admin.members"), f"/members/{member.id}"
+    shown = rest.send("GET", path)
+    assert shown.headers["etag"] == f'"{shown.json()["version"]}"'
+    assert rest.send("PATCH", path, {"name": "First"}, if_match=shown.headers["etag"]).status_code == 200
+    body = {"name": "Second"} if method == "PATCH" else None
+    assert rest.send(method, path + action, body, if_match=shown.headers["etag"]).status_code == 412
+    assert rest.send("GET", path).json()["name"] == "First"
+    now = rest.send("GET", path).headers["etag"]
+    assert rest.send(method, path + action, body, if_match=now).status_code in (200, 204)
+
+
 def test_a_create_sent_twice_creates_once_and_shows_its_secret_once(api: ApiClient, world: World) -> None:
     body = {"tenant": world.ids["tenants"], "name": "once", "default_pool": world.ids["pools"]}
     first = api.send("POST", "/keys", body, idempotency_key="k1")
