@@ -1,39 +1,8 @@
-"""Log histograms of times: mergeable by adding counts, quantiles within 1% of a true observation.
-
-Bucket i holds the times in (GAMMA^(i-1), GAMMA^i] microseconds and answers with 2 GAMMA^i / (GAMMA + 1), which is
-within ``RELATIVE_ERROR`` of everything in it. Bucket 0 holds 1 us and less.
-
-Source: Masson, Rim, Lee, DDSketch (VLDB 2019), the mapping and its error.
-"""
+"""The log histograms of ``router_ext.wire.log_histogram`` in SQL."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from router_ext.wire.log_histogram import LOG_GAMMA
 
-RELATIVE_ERROR = 0.01
-"""The report may be wrong by 2%; half of it leaves room for rounding to whole milliseconds in displays."""
-GAMMA = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
-_LOG_GAMMA = math.log(GAMMA)
-
-BUCKET_SQL = f"greatest(0, ceil(ln(greatest({{us}}, 1)::double precision) / {_LOG_GAMMA!r}))::integer"
-"""``bucket`` in SQL; ``{us}`` is an expression of microseconds."""
-
-
-def bucket(microseconds: int) -> int:
-    """Bucket of a time."""
-    return max(0, math.ceil(math.log(max(microseconds, 1)) / _LOG_GAMMA))
-
-
-def quantile_us(counts: Mapping[int, int], level: float) -> float | None:
-    """The time at ``level`` (0 to 1) by nearest rank, in microseconds; None without observations."""
-    total = sum(counts.values())
-    if total == 0:
-        return None
-    rank = max(1, math.ceil(level * total))
-    seen = 0
-    for index in sorted(counts):
-        seen += counts[index]
-        if seen >= rank:
-            return 2 * GAMMA**index / (GAMMA + 1)
-    raise AssertionError("counts changed while they were read")
+BUCKET_SQL = f"greatest(0, ceil(ln(greatest({{us}}, 1)::double precision) / {LOG_GAMMA!r}))::integer"
+"""``log_histogram.bucket`` in SQL; ``{us}`` is an expression of microseconds."""

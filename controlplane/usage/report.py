@@ -27,9 +27,9 @@ from controlplane.common.actor import Actor
 from controlplane.common.errors import Invalid
 from controlplane.common.validation import without_nul
 from controlplane.common.zones import day_start, days, find_zone, hour_starts
-from controlplane.usage.histogram import quantile_us
 from controlplane.usage.prices import PICO_SQL, PRICE_SQL, price_changes
 from controlplane.usage.rollup import DIMENSIONS, ROLLUP_SQL, SUMS
+from router_ext.wire.log_histogram import quantile_us
 
 MAX_DAYS = 775
 """As long as rollups are kept."""

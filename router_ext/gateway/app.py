@@ -36,6 +36,7 @@ from router_ext.gateway.measure import LARGE_BYTES, Measured, measure
 from router_ext.gateway.openapi import DOCUMENT_PATH, document
 from router_ext.gateway.own_view import refused_view
 from router_ext.gateway.peers import Peer, Peers
+from router_ext.gateway.recent import Recent
 from router_ext.gateway.refusals import refusal_of
 from router_ext.gateway.refused import Refusals, Refused, shortened, texts
 from router_ext.gateway.relay import WholeGeneration
@@ -80,6 +81,7 @@ class Request:
         "peer",
         "query",
         "receive",
+        "recent",
         "refusals",
         "request_id",
         "tenant",
@@ -105,6 +107,7 @@ class Request:
         self.tenant: TenantId | None = None
         self.trace: Trace | None = None
         self.refusals: Refusals | None = None
+        self.recent: Recent | None = None
         self.demotion: str | None = None
 
     def header(self, name: bytes) -> str | None:
@@ -188,6 +191,8 @@ class App:
                 response = await handler(request)
         except FairlaneError as error:
             self._router.metrics.count_refusal(error.code, model=request.model, tier=request.tier or "")
+            if request.recent is not None:
+                request.recent.refused(error.code, request.arrived_us)
             self._refused(request, error, dialect)
             response = _refusal(error, dialect, request)
         except asyncio.CancelledError:
@@ -245,7 +250,8 @@ class App:
             return None
         body = read_body(request.path, request.header(b"content-type"), raw, max_bytes=router.settings.body_limit_bytes)
         engine = self._engine(body.model, identity)
-        request.model, request.refusals = engine.name, engine.books.explanations.refusals
+        request.model, request.recent = engine.name, engine.books.recent
+        request.refusals = engine.books.explanations.refusals
         tier, demotion = router.limits.tier(identity, identity.tier(request.header(TIER_HEADER)), request.arrived_us)
         request.tier, request.demotion = tier, demotion
         agent = declared_agent(

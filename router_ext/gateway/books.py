@@ -11,6 +11,7 @@ from router_ext.gateway.call import MAX_EXPLANATION, Call
 from router_ext.gateway.ends import tell_end
 from router_ext.gateway.explained import Explanations
 from router_ext.gateway.foresight import Predictions
+from router_ext.gateway.recent import Recent
 from router_ext.gateway.refused import Refused, shortened, texts
 from router_ext.obs.metrics import Metrics, TierMetrics
 from router_ext.sync.ledger import Ledger, now_us
@@ -29,6 +30,7 @@ class Books:
 
     Attributes:
         explanations: why its requests waited, those that live and the newest of those that have ended.
+        recent: what happened in the last minutes.
         name: the pool's public name, a label. tenant_tokens: prompt and output tokens since start, by tenant.
     """
 
@@ -42,6 +44,7 @@ class Books:
         self._metrics = metrics
         self._predictions = predictions
         self.explanations = Explanations(scheduler)
+        self.recent = Recent(now_us())
         self._observers: dict[str, TierMetrics] = {}
         # A series that begins with its first event hides that one from rates.
         for counter in (metrics.recomputed, metrics.resumed_prefill, metrics.stalled_clients):
@@ -60,6 +63,7 @@ class Books:
         self.explanations.refusals.remember(refused_call(call, error, now))
         self._ledger.discard(call.slot)
         self._metrics.count_refusal(error.code, model=self.name, tier=call.tier)
+        self.recent.refused(error.code, now_us())
         self._observer(call.tier).ended("refused", error.code)
         tell_end(call, model=self.name, outcome="refused", code=error.code, now=now)
 
@@ -111,6 +115,7 @@ class Books:
         seen.ended(outcome, code or "")
         if outcome == "expired" and code is not None:
             self._metrics.count_refusal(code, model=self.name, tier=call.tier)
+            self.recent.refused(code, now_us())
         if code == "client_stalled":
             self._metrics.stalled_clients.labels(self.name).inc()
         seen.duration.observe(now - call.arrived_s)

@@ -240,10 +240,11 @@ class Call:
         """``count`` tokens are about to be handed to the client: the books come first."""
         if self.first_token_s is None:
             self.first_token_s = self._engine.loop.time()
-            self._words[FIRST_TOKEN_US] = _now_us()
+            self._words[FIRST_TOKEN_US] = now_us = _now_us()
             self._words[PROMPT_TOKENS] = self.prompt_tokens
             if self.trace is not None:
                 self.trace.event("first_token")
+            self._engine.first_token(self.tier, self.first_token_s - self.arrived_s, now_us)
         self.output_tokens += count
         self._words[OUTPUT_TOKENS] = self.output_tokens
 

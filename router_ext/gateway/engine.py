@@ -35,7 +35,7 @@ from router_ext.core.events import (
     RequestSpec,
     TimerFired,
 )
-from router_ext.core.ids import BackendId, RequestId, TenantId
+from router_ext.core.ids import BackendId, RequestId, TenantId, TierName
 from router_ext.core.inheritance import Closing
 from router_ext.core.scheduler import Scheduler
 from router_ext.core.slicing import room_tokens
@@ -608,6 +608,11 @@ class PoolEngine:
             headers.append((b"x-fairlane-attempts", b"%d" % call.attempts))
         headers += call.limit_headers()
         return headers
+
+    def first_token(self, tier: str, ttft_s: float, now_us: int) -> None:
+        """A call's first token is about to be handed to its client."""
+        promised = self.config.tiers.get(TierName(tier))
+        self.books.recent.first_token(tier, ttft_s, None if promised is None else promised.ttft_target_s, now_us)
 
     def call_refused(self, call: Call, error: FairlaneError) -> None:
         """A request that was never queued."""

@@ -16,12 +16,10 @@ import os
 import socket
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from typing import Any
 
 from router_ext import __version__
 from router_ext.backends.base import Backend
-from router_ext.backends.pool import State
 from router_ext.backends.tgi import TgiBackend
 from router_ext.core.ids import BackendId
 from router_ext.errors import ArtifactRefused, FairlaneError, NoBackend, SettingsError, SnapshotRefused
@@ -31,7 +29,7 @@ from router_ext.gateway.foresight import ABSURD, DOWN, LATE, Predictions
 from router_ext.gateway.guarding import Guarding
 from router_ext.gateway.handover import SOCKET_NAME, Leaver, listen_at
 from router_ext.gateway.limits import SWEEP_S, Limiter
-from router_ext.gateway.model import Member
+from router_ext.gateway.pool_states import pool_states, state_word
 from router_ext.gateway.refused import Refusals
 from router_ext.gateway.succession import Greeting, Succession
 from router_ext.guard.service import Guard
@@ -52,23 +50,15 @@ from router_ext.sync.snapshot_file import LARGE_BYTES, decode_snapshot, let_go
 from router_ext.wire.controlplane import (
     ArtifactRecord,
     BackendRecord,
-    BackendState,
-    BoundTerms,
     ConfigSnapshot,
-    GroupState,
     Heartbeat,
     PoolRecord,
-    PoolState,
-    TenantState,
 )
 from router_ext.wire.deltas import keep_same
 from router_ext.wire.handover import Moved
 
 SNAPSHOT_FILE_POLL_S = 0.2
 """How often a snapshot file given in place of a control plane is looked at."""
-
-MAX_OLDEST = 20
-"""Live requests of a pool that a heartbeat names."""
 
 ADOPT_INTERVAL_S = 1.0
 """How often it is looked whether a router that was replaced has ended."""
@@ -568,7 +558,7 @@ class Router:
             spool_bytes=self.ledger.pending_bytes,
             overflow_events=self.ledger.overflow_events,
             is_draining=self.is_draining,
-            pools=[_pool_state(pool, engine) for pool, engine in self.engines.items()],
+            pools=pool_states(self.engines, now_us()),
         )
 
     def readings(self) -> Readings:
@@ -684,60 +674,3 @@ def _stamp(path: Any) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_mtime_ns, status.st_ino
-
-
-def state_word(member: Member) -> str:
-    """A backend's state in the words of heartbeat and metrics."""
-    return "cordoned" if member.record.is_cordoned and member.state is State.UP else member.state.value
-
-
-def _pool_state(pool: str, engine: PoolEngine) -> PoolState:
-    stats = engine.stats()
-    by_backend = {b.backend: b for b in stats.backends}
-    backends = []
-    for backend, member in engine.backends.members.items():
-        b = by_backend.get(backend)
-        backends.append(
-            BackendState(
-                backend=backend,
-                state=state_word(member),
-                running=b.running if b else 0,
-                reserved_tokens=b.reserved_tokens if b else 0,
-                kv_tokens=b.usable_tokens if b else 0,
-                detail=member.detail,
-            )
-        )
-    return PoolState(
-        pool=pool,
-        policy=stats.policy,
-        queued_by_tier={str(tier): count for tier, count in stats.queued_by_tier.items()},
-        running=stats.running,
-        backends=backends,
-        tenants=[
-            TenantState(
-                tenant=t.tenant,
-                group=t.group,
-                queued=t.queued,
-                running=t.running,
-                counter=t.counter,
-                output_tokens_total=t.output_tokens_total,
-                prompt_tokens_total=t.prompt_tokens_total,
-            )
-            for t in stats.tenants
-        ],
-        groups=[GroupState(group=g.group, queued=g.queued, running=g.running, counter=g.counter) for g in stats.groups],
-        predictor_digest=engine.predictor_digest,
-        length_model_digest=engine.foresight.digest,
-        length_model_refused=engine.foresight.refused,
-        predictions_total=dict(engine.foresight.by_source),
-        prediction_fallbacks_total=dict(engine.foresight.fallbacks),
-        bound_service=stats.bound_service,
-        largest_gap_service=stats.largest_gap_service,
-        bound_terms=None if stats.bound_terms is None else BoundTerms(**asdict(stats.bound_terms)),
-        service_per_gpu_s=stats.service_per_gpu_s,
-        parked=stats.parked,
-        oldest=engine.oldest(MAX_OLDEST),
-        preempted_total=stats.preempted_total,
-        recomputed_tokens_total=stats.recomputed_tokens_total,
-        waste_tokens=stats.waste_tokens,
-    )

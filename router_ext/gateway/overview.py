@@ -8,7 +8,8 @@ from typing import Any
 from router_ext import __version__, compiled
 from router_ext.core.snapshot import PoolStats
 from router_ext.gateway.engine import PoolEngine
-from router_ext.gateway.lifespan import Router, state_word
+from router_ext.gateway.lifespan import Router
+from router_ext.gateway.pool_states import state_word
 from router_ext.obs.shares import Claim, shares
 from router_ext.sync.ledger import now_us
 

@@ -396,7 +396,12 @@ class BackendState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TenantState(msgspec.Struct, frozen=True, kw_only=True):
-    """``counter``: service per weight above the floor of those it competes with: the pool's, or its group's members."""
+    """``counter``: service per weight above the floor of those it competes with: the pool's, or its group's members.
+
+    ``recent_service``: prompt tokens and twice the output tokens of the last ``PoolState.recent_s`` seconds.
+    ``entitled_service``: its part of the pool's by weight among those that waited, ran or were served meanwhile. Both
+    are None from routers that do not tell.
+    """
 
     tenant: str
     group: str | None = None
@@ -405,6 +410,47 @@ class TenantState(msgspec.Struct, frozen=True, kw_only=True):
     counter: float = 0.0
     output_tokens_total: int = 0
     prompt_tokens_total: int = 0
+    recent_service: float | None = None
+    entitled_service: float | None = None
+
+
+class OtherTenants(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums over the tenants of a pool that a heartbeat does not name; fields as ``TenantState``."""
+
+    tenants: int = 0
+    queued: int = 0
+    running: int = 0
+    output_tokens_total: int = 0
+    prompt_tokens_total: int = 0
+    recent_service: float = 0.0
+    entitled_service: float = 0.0
+
+
+class TierState(msgspec.Struct, frozen=True, kw_only=True):
+    """First tokens of one tier in a span of time: ``counts[i]`` of them fell into bucket ``buckets[i]`` of
+    ``wire.log_histogram`` by their TTFT, ``in_time`` of them within the target that held then.
+
+    ``ttft_target_s``: in force now; None: the tier has none, and ``in_time`` says nothing.
+    """
+
+    tier: str
+    ttft_target_s: float | None = None
+    buckets: list[int] = []
+    counts: list[int] = []
+    in_time: int = 0
+
+
+SLOT_S = 10
+"""Length of a slot in seconds."""
+
+
+class SlotState(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened in a pool in ``SLOT_S`` seconds that are over, from ``slot * SLOT_S`` seconds after 1970 on."""
+
+    slot: int
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    tiers: list[TierState] = []
 
 
 class BoundTerms(msgspec.Struct, frozen=True, kw_only=True):
@@ -442,6 +488,10 @@ class LiveRequest(msgspec.Struct, frozen=True, kw_only=True):
     backend: str | None = None
 
 
+MAX_LIVE_TENANTS = 200
+"""Tenants that a heartbeat names, of all its pools."""
+
+
 class PoolState(msgspec.Struct, frozen=True, kw_only=True):
     pool: str
     policy: str
@@ -473,6 +523,17 @@ class PoolState(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that may be computed again for preemptions at present; negative after an overdraft."""
     oldest: list[LiveRequest] = []
     """Those that wait or run longest, the first to arrive first; at most 20."""
+    other_tenants: OtherTenants | None = None
+    """Those beyond the ``MAX_LIVE_TENANTS`` of the heartbeat that have the most work."""
+    recent_s: int | None = None
+    """How far back ``tiers``, ``recent_refused`` and the like reach; None from a router that does not tell them."""
+    tiers: list[TierState] = []
+    recent_refused: dict[str, int] = {}
+    """Requests refused or expired in the last ``recent_s`` seconds, by code."""
+    recent_preempted: dict[str, int] = {}
+    recent_output_tokens: int = 0
+    slots: list[SlotState] = []
+    """The newest that are over, so that some lost heartbeats lose none."""
 
 
 class HazardRecord(msgspec.Struct, frozen=True, kw_only=True):

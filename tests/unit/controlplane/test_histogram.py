@@ -9,7 +9,8 @@ from django.db import connection
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.usage.histogram import BUCKET_SQL, bucket, quantile_us
+from controlplane.usage.histogram import BUCKET_SQL
+from router_ext.wire.log_histogram import bucket, quantile_us
 
 times_us = st.lists(st.integers(min_value=1, max_value=3_600_000_000), min_size=1, max_size=200)
 
