@@ -17,6 +17,7 @@ from django.template.loader import render_to_string
 from controlplane.console.charts import N_COLOURS
 
 Shown = Callable[[float], str]
+_STAMP = "%d %b %H:%M"
 
 
 @dataclass(slots=True)
@@ -79,15 +80,17 @@ def over_time(
     shown: Shown,
     rules: Sequence[tuple[float, str]] = (),
     top: float | None = None,
+    stamp: str = "",
 ) -> str:
     """Lines over time; a gap where there is no value.
 
     Args:
         series: name and values, one per time. shown: a value as text. rules: values to draw across, with a word.
         top: upper end of the axis; a round number above all values if None.
+        stamp: how instants are written, as ``strftime`` takes it; day and minute if empty.
     """
     known = [v for _, values in series for v in values if v is not None]
-    frame = _Frame(width=640, height=240, top=top or _round_up(max(known, default=1.0) or 1.0))
+    frame = _Frame(width=640, height=240, top=top or round_up(max(known, default=1.0) or 1.0))
     frame.scale([frame.top * i / 4 for i in range(5)], shown)
     for value, text in rules:
         frame.rule(value, text)
@@ -106,16 +109,16 @@ def over_time(
                         "x": f"{frame.x(places[i]):.1f}",
                         "y": f"{frame.y(said):.1f}",
                         "colour": f"s{colour}",
-                        "title": f"{times[i]:%d %b %H:%M}, {name}: {shown(said)}",
+                        "title": f"{times[i]:{stamp or _STAMP}}, {name}: {shown(said)}",
                     }
                 )
     every = max(1, -(-len(times) // 5))
     for i, instant in enumerate(times):
         if i % every == 0:
-            frame.labels.append({"x": f"{frame.x(places[i]):.1f}", "text": f"{instant:%d %b %H:%M}"})
+            frame.labels.append({"x": f"{frame.x(places[i]):.1f}", "text": f"{instant:{stamp or _STAMP}}"})
     last = [f"{name} {shown(found)}" for name, values in series if (found := _last(values)) is not None]
     rows = [
-        [f"{instant:%Y-%m-%d %H:%M}", *("–" if v[i] is None else shown(v[i] or 0.0) for _, v in series)]
+        [f"{instant:{stamp or '%Y-%m-%d %H:%M'}}", *("–" if v[i] is None else shown(v[i] or 0.0) for _, v in series)]
         for i, instant in enumerate(times)
     ]
     return frame.drawn(
@@ -157,7 +160,7 @@ def against_expected(
         labels: of the bars, in words. edges: what lies between two bars, one fewer.
     """
     ratios = [share / wanted for share, wanted in zip(shares, expected, strict=True)]
-    frame = _Frame(width=320, height=300, top=_round_up(max(2.0, *ratios)))
+    frame = _Frame(width=320, height=300, top=round_up(max(2.0, *ratios)))
     frame.scale([frame.top * i / 4 for i in range(5)], lambda value: f"{value:.3g}x")
     wide = 1.0 / len(labels)
     for i, (label, share, wanted, ratio) in enumerate(zip(labels, shares, expected, ratios, strict=True)):
@@ -208,7 +211,7 @@ def _last(values: Sequence[float | None]) -> float | None:
     return next((value for value in reversed(values) if value is not None), None)
 
 
-def _round_up(value: float) -> float:
+def round_up(value: float) -> float:
     """1, 2, 4, 5 or 8 times a power of ten, not below the value."""
     power = 10.0 ** math.floor(math.log10(value))
     return next((step * power for step in (1, 2, 4, 5, 8) if step * power >= value), 10 * power)

@@ -27,6 +27,7 @@ app_name = "console"
 urlpatterns: list[URLPattern] = [
     path("", live.page, name="live"),
     path("live/fragment/", live.fragment, name="live_fragment"),
+    path("live/charts/", live.last_minutes, name="live_charts"),
     path("sign-in/", account.sign_in, name="sign_in"),
     path("sign-in/code/", account.sign_in_code, name="sign_in_code"),
     path("second-factor/", account.own_second_factor, name="second_factor"),

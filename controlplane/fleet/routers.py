@@ -18,6 +18,7 @@ from controlplane.common.use_case import use_case
 from controlplane.common.validation import Checks, lock_version
 from controlplane.common.valkey import UNAVAILABLE, valkey
 from controlplane.fleet.hazards import take_hazards
+from controlplane.fleet.live import HISTORY_S, slot_bodies
 from controlplane.fleet.models import AppliedRevision, Router, RouterStatus
 from controlplane.fleet.queries import HEARTBEAT_KEY
 from router_ext.wire.controlplane import Heartbeat
@@ -25,6 +26,7 @@ from router_ext.wire.controlplane import Heartbeat
 logger = structlog.get_logger(__name__)
 
 HEARTBEAT_TTL_S = 15
+SLOT_TTL_S = HISTORY_S + 60
 _STATUS_EVERY = timedelta(seconds=5)
 _KEPT_APPLICATIONS = 200
 
@@ -89,9 +91,15 @@ def authenticate_router(header: str) -> Router | None:
 
 
 def take_heartbeat(*, router: Router, heartbeat: Heartbeat) -> None:
-    """Keep the live picture in Valkey, a summary row that is written on change or every five seconds, and hazards."""
+    """Keep the live picture and what it tells of the last minutes in Valkey, a summary row that is written on change or
+    every five seconds, and hazards.
+    """
     try:
-        valkey().set(HEARTBEAT_KEY + heartbeat.router, msgspec.json.encode(heartbeat), ex=HEARTBEAT_TTL_S)
+        with valkey().pipeline(transaction=False) as pipeline:
+            pipeline.set(HEARTBEAT_KEY + heartbeat.router, msgspec.json.encode(heartbeat), ex=HEARTBEAT_TTL_S)
+            for key, body in slot_bodies(heartbeat).items():
+                pipeline.set(key, body, ex=SLOT_TTL_S, nx=True)  # heartbeats repeat what is over
+            pipeline.execute()
     except UNAVAILABLE:
         logger.warning("heartbeat.valkey_unavailable")
     take_hazards(heartbeat)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Collection
 
 from django.db.models import QuerySet
 
@@ -45,31 +45,17 @@ def tenant_names() -> dict[str, str]:
     return dict(Tenant.objects.values_list("id", "name"))
 
 
+def names_of(tenants: Collection[str]) -> dict[str, str]:
+    """The same of these alone, for pages that show some of many."""
+    return dict(Tenant.objects.filter(id__in=tenants).values_list("id", "name")) if tenants else {}
+
+
 def tenant_zones() -> dict[str, list[str]]:
     """Ids of tenants by time zone, of zones other than UTC."""
     zones: dict[str, list[str]] = defaultdict(list)
     for tenant, zone in Tenant.objects.exclude(timezone="UTC").values_list("id", "timezone"):
         zones[zone].append(tenant)
     return zones
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Weighted:
-    """What the live page says of a tenant. ``group_weight``: None if it competes for itself."""
-
-    name: str
-    weight: float = 1.0
-    group: str | None = None
-    group_weight: float | None = None
-
-
-def tenant_weights() -> dict[str, Weighted]:
-    """Names and weights by id, for the live page."""
-    rows = Tenant.objects.values_list("id", "name", "weight", "group__name", "group__weight")
-    return {
-        tenant: Weighted(name=name, weight=weight, group=group, group_weight=group_weight)
-        for tenant, name, weight, group, group_weight in rows
-    }
 
 
 def group_records() -> list[GroupRecord]:
