@@ -161,9 +161,8 @@ class Recent:
 
     def window(self, now_us: int) -> Window:
         """The last five minutes, or since the pool began."""
-        self._slot(now_us)
-        oldest_us = max(self._slots[0].number * SLOT_S * 1_000_000, self._begun_us)
-        oldest_us = max(oldest_us, (self._slots[-1].number - WINDOW_SLOTS + 1) * SLOT_S * 1_000_000)
+        newest = self._slot(now_us).number
+        oldest_us = max((newest - WINDOW_SLOTS + 1) * SLOT_S * 1_000_000, self._begun_us)
         window = Window(max(0, now_us - oldest_us) // 1_000_000, {}, Counter(), Counter(), 0)
         for slot in self._slots:
             for tier, seen in slot.tiers.items():

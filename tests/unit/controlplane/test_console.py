@@ -20,7 +20,6 @@ from controlplane.audit.models import AuditEntry
 from controlplane.common.actor import system_actor
 from controlplane.common.clock import utc_now
 from controlplane.console import charts
-from controlplane.console.views import live
 from controlplane.console.views import tenants as tenant_views
 from controlplane.fleet import actions as fleet_actions
 from controlplane.fleet.models import Pool
@@ -29,7 +28,6 @@ from controlplane.keys.actions import issue_key, revoke_key
 from controlplane.keys.models import ApiKey
 from controlplane.tenants.actions import create_group, create_tenant
 from controlplane.tenants.models import Group, Tenant
-from controlplane.tenants.queries import Weighted
 from controlplane.tiers import actions as tier_actions
 from controlplane.tiers.models import Tier
 from controlplane.training.actions import cancel_job, start_job
@@ -137,15 +135,6 @@ def test_a_fairness_group_is_made_joined_weighed_and_deleted(operator: Client, p
     operator.post(reverse("console:tenant", args=[tenant.id]), form)
     assert "Fairness group deleted." in operator.post(delete, follow=True).content.decode()
     assert not Group.objects.exists()
-
-
-def test_entitled_shares_are_by_group_then_by_tenant() -> None:
-    tenants = [
-        Weighted(name="alone", weight=1.0),
-        Weighted(name="first", weight=3.0, group="g", group_weight=2.0),
-        Weighted(name="second", weight=1.0, group="g", group_weight=2.0),
-    ]
-    assert live.entitled_shares(tenants) == pytest.approx([1 / 3, 1 / 2, 1 / 6])
 
 
 def test_a_value_out_of_range_is_named_with_its_range(operator: Client, platform: None) -> None:
@@ -257,10 +246,15 @@ def test_the_live_page_says_how_much_was_preempted(operator: Client, platform: N
         page = operator.get(reverse("console:live_fragment")).content.decode()
         return " ".join(re.sub(r"<[^>]*>", " ", page).split())
 
-    page = shown(preempted_total={"deadline": 1_300, "gap": 4}, recomputed_tokens_total=98_765, parked=7)
+    page = shown(
+        preempted_total={"deadline": 1_300, "gap": 4},
+        recomputed_tokens_total=98_765,
+        queued_by_tier={"batch": 9},
+        parked=7,
+    )
     assert "1,304 streams told to stop for others (deadline 1,300, gap 4)" in page
     assert "98,765 tokens computed again for them" in page
-    assert "7 waiting for a server large enough" in page
+    assert "9 waiting, 7 of them for a server large enough" in page
     tenant = create_tenant(actor=SYSTEM, name="Chat", slug="chat", tiers=["batch"], default_tier="batch")
     page = shown(
         tenants=[TenantState(tenant=tenant.id, group="research", queued=3)],
