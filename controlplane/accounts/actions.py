@@ -12,6 +12,7 @@ from django.contrib.auth.password_validation import validate_password
 from django.core.exceptions import ValidationError
 from django.core.validators import validate_email
 from django.db import transaction
+from django.db.models import Q
 from typing_extensions import Unpack
 
 from controlplane.accounts import throttle
@@ -23,7 +24,7 @@ from controlplane.common.actor import TENANT_SCOPES, Actor, Scope, system_actor
 from controlplane.common.clock import utc_now
 from controlplane.common.errors import Conflict, NotAllowed
 from controlplane.common.use_case import use_case
-from controlplane.common.validation import Checks, get_or_not_found, lock_version
+from controlplane.common.validation import Checks, get_or_not_found, lock_version, without_nul
 
 logger = structlog.get_logger(__name__)
 
@@ -36,6 +37,7 @@ def user_fields(user: User) -> dict[str, Any]:
         "tenant": user.tenant_id,
         "is_active": user.is_active,
         "must_change_password": user.must_change_password,
+        "managed_by": user.managed_by,
     }
 
 
@@ -47,13 +49,16 @@ def check_role(checks: Checks, *, actor: Actor, role: str, tenant: str | None) -
         return
     if (tenant is not None) != (role in TENANT_ROLES):
         checks.add("tenant", "is needed for this role" if tenant is None else f"people of a tenant are no {role}")
-    elif tenant is not None and (actor.tenant not in (None, tenant) or not is_tenant(tenant)):
+    elif tenant is not None and (actor.tenant not in (None, tenant) or tenant_id_of(tenant) is None):
         checks.add("tenant", f"no tenant {tenant!r}")
 
 
-def is_tenant(public_id: str) -> bool:
-    rows = User._meta.get_field("tenant").related_model._default_manager
-    return bool("\0" not in public_id and rows.filter(pk=public_id).exists())
+def tenant_id_of(reference: str) -> str | None:
+    """Id of the tenant of this id or short name, None where there is none."""
+    rows = User._meta.get_field("tenant").related_model._default_manager.filter(deleted_at=None)
+    named = Q(pk=without_nul(reference)) | Q(slug=without_nul(reference))
+    found: str | None = rows.filter(named).values_list("pk", flat=True).first()
+    return found
 
 
 def checked_email(checks: Checks, email: str) -> str:
@@ -124,6 +129,7 @@ class UserChanges(TypedDict, total=False):
     tenant: str | None
     is_active: bool
     name: str
+    managed_by: str
 
 
 @use_case(scope=Scope.MEMBERS)
@@ -140,12 +146,15 @@ def update_user(
     user.role = changes.get("role", user.role)
     # A role of the platform leaves the tenant behind without being told to.
     kept = user.tenant_id if user.role in TENANT_ROLES else None
-    user.tenant_id = changes.get("tenant", kept)
+    wanted = changes.get("tenant", kept)
+    user.tenant_id = (tenant_id_of(wanted) or wanted) if wanted else None
     user.is_active = changes.get("is_active", user.is_active)
     user.name = changes.get("name", user.name)
+    user.managed_by = changes.get("managed_by", user.managed_by)
+    checks.manager(user.managed_by)
     if {"role", "tenant"} & changes.keys():
         check_role(checks, actor=actor, role=user.role, tenant=user.tenant_id)
-        checks.done()
+    checks.done()
     after = user_fields(user)
     if before["role"] == Role.OWNER and before["is_active"] and not (user.role == Role.OWNER and user.is_active):
         keep_an_owner(user)

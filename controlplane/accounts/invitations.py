@@ -8,7 +8,7 @@ from typing import Any
 from django.contrib.auth.password_validation import validate_password
 from django.core.exceptions import ValidationError
 
-from controlplane.accounts.actions import check_role, checked_email, user_fields
+from controlplane.accounts.actions import check_role, checked_email, tenant_id_of, user_fields
 from controlplane.accounts.models import Invitation, User
 from controlplane.audit.actions import record
 from controlplane.common import secrets
@@ -30,20 +30,27 @@ def invitation_fields(invitation: Invitation) -> dict[str, Any]:
         "tenant": invitation.tenant_id,
         "expires_at": invitation.expires_at,
         "revoked_at": invitation.revoked_at,
+        "managed_by": invitation.managed_by,
     }
 
 
 @use_case(scope=Scope.MEMBERS)
-def invite(*, actor: Actor, email: str, role: str, tenant: str | None = None) -> tuple[Invitation, str]:
+def invite(
+    *, actor: Actor, email: str, role: str, tenant: str | None = None, managed_by: str = ""
+) -> tuple[Invitation, str]:
     """An invitation and the text of its link, which is shown this once and kept nowhere.
 
     A tenant's admin invites into the own tenant. An invitation that is still open for the email is revoked: the last
     one counts.
+
+    Args:
+        tenant: id or short name. managed_by: as of ``Managed``; the account carries it on.
     """
     checks = Checks()
     email = checked_email(checks, email)
-    tenant = tenant or actor.tenant
+    tenant = (tenant_id_of(tenant) or tenant) if tenant else actor.tenant
     check_role(checks, actor=actor, role=role, tenant=tenant)
+    checks.manager(managed_by)
     checks.done()
     if User.objects.filter(email=email).exists():
         raise Conflict(f"an account for {email} exists")
@@ -60,6 +67,7 @@ def invite(*, actor: Actor, email: str, role: str, tenant: str | None = None) ->
         invited_by=actor.label,
         digest=secrets.digest(text),
         expires_at=utc_now() + OPEN_FOR,
+        managed_by=managed_by,
     )
     record(
         actor=actor,
@@ -123,7 +131,9 @@ def take_up(invitation: Invitation, *, name: str = "", password: str | None = No
     """The account of a locked invitation, which is used up by it. Without a password none ever opens the account."""
     if User.objects.filter(email=invitation.email).exists():
         raise Conflict(f"an account for {invitation.email} exists")
-    fields = {"role": invitation.role, "tenant_id": invitation.tenant_id, "name": name}
+    fields = {
+        "role": invitation.role, "tenant_id": invitation.tenant_id, "name": name, "managed_by": invitation.managed_by
+    }  # fmt: skip
     user = User.objects.create_user(invitation.email, password, **fields)
     invitation.accepted_at = utc_now()
     invitation.save()

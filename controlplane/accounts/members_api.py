@@ -13,27 +13,37 @@ from rest_framework.response import Response
 from controlplane.accounts import actions, invitations, queries, second_factor
 from controlplane.accounts.models import Invitation, Role, User
 from controlplane.common.actor import Scope
-from controlplane.common.rest import IDEMPOTENCY_KEY, IF_MATCH, PROBLEMS, StrictSerializer, UseCaseViewSet
+from controlplane.common.rest import (
+    IDEMPOTENCY_KEY,
+    IF_MATCH,
+    PROBLEMS,
+    StrictSerializer,
+    UseCaseViewSet,
+    managed_by_field,
+)
 
-_TENANT_HELP = "Id of the tenant of a tenant admin or member; null for roles of the platform"
+_TENANT_HELP = "The tenant of a tenant admin or member; null for roles of the platform"
+_NAMED_HELP = f"Id or short name. {_TENANT_HELP}"
 
 
 class MemberChangesSerializer(StrictSerializer):
     role = serializers.ChoiceField(choices=Role.choices, required=False)
-    tenant = serializers.CharField(max_length=40, required=False, allow_null=True, help_text=_TENANT_HELP)
+    tenant = serializers.CharField(max_length=63, required=False, allow_null=True, help_text=_NAMED_HELP)
     name = serializers.CharField(max_length=200, required=False, allow_blank=True)
     is_active = serializers.BooleanField(required=False, help_text="false: signed out, and refused until it is true")
+    managed_by = managed_by_field()
 
 
 class MemberSerializer(serializers.ModelSerializer[User]):
     tenant = serializers.CharField(source="tenant_id", allow_null=True, help_text=_TENANT_HELP)
+    tenant_slug = serializers.CharField(source="tenant.slug", allow_null=True, default=None)
     has_second_factor = serializers.BooleanField(read_only=True)
 
     class Meta:
         model = User
         fields = [
-            "id", "email", "name", "role", "tenant", "is_active", "has_second_factor", "last_login", "version",
-            "created_at",
+            "id", "email", "name", "role", "tenant", "tenant_slug", "is_active", "has_second_factor", "last_login",
+            "managed_by", "version", "created_at",
         ]  # fmt: skip
 
 
@@ -102,16 +112,19 @@ class MemberViewSet(UseCaseViewSet):
 class NewInvitationSerializer(StrictSerializer):
     email = serializers.CharField(max_length=254)
     role = serializers.ChoiceField(choices=Role.choices)
-    tenant = serializers.CharField(max_length=40, required=False, allow_null=True, help_text=_TENANT_HELP)
+    tenant = serializers.CharField(max_length=63, required=False, allow_null=True, help_text=_NAMED_HELP)
+    managed_by = managed_by_field()
 
 
 class InvitationSerializer(serializers.ModelSerializer[Invitation]):
     tenant = serializers.CharField(source="tenant_id", allow_null=True, help_text=_TENANT_HELP)
+    tenant_slug = serializers.CharField(source="tenant.slug", allow_null=True, default=None)
 
     class Meta:
         model = Invitation
         fields = [
-            "id", "email", "role", "tenant", "invited_by", "expires_at", "accepted_at", "revoked_at", "created_at",
+            "id", "email", "role", "tenant", "tenant_slug", "invited_by", "expires_at", "accepted_at", "revoked_at",
+            "managed_by", "created_at",
         ]  # fmt: skip
 
 

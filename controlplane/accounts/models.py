@@ -11,7 +11,7 @@ from django.db.models.functions import Lower
 
 from controlplane.common.actor import Actor, Scope
 from controlplane.common.ids import new_id
-from controlplane.common.models import Versioned
+from controlplane.common.models import Managed, Versioned
 
 
 def _user_id() -> str:
@@ -60,7 +60,7 @@ class UserManager(BaseUserManager["User"]):
         return user
 
 
-class User(AbstractBaseUser, Versioned):
+class User(Managed, AbstractBaseUser, Versioned):
     """A person; the email signs in. ``must_change_password`` follows a one-time password."""
 
     id = models.CharField(primary_key=True, max_length=40, default=_user_id, editable=False)
@@ -107,8 +107,11 @@ class User(AbstractBaseUser, Versioned):
         return Actor(kind="user", id=self.id, label=self.email, scopes=ROLE_SCOPES[self.role], tenant=self.tenant_id)
 
 
-class Invitation(models.Model):
-    """Opens one account for one email, once: by the link, or by signing in elsewhere under that verified email."""
+class Invitation(Managed):
+    """Opens one account for one email, once: by the link, or by signing in elsewhere under that verified email.
+
+    The account carries on its ``managed_by``.
+    """
 
     id = models.CharField(primary_key=True, max_length=40, default=_invitation_id, editable=False)
     email = models.EmailField()

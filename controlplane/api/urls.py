@@ -34,7 +34,7 @@ from controlplane.usage.api import (
     UsageExportView,
     UsageReportView,
 )
-from controlplane.usage.prices_api import PriceListViewSet, TenantPricesView
+from controlplane.usage.prices_api import AssignmentViewSet, PriceListViewSet, TenantPricesView
 from controlplane.usage.statements_api import ReconciliationViewSet, StatementViewSet
 
 router = SimpleRouter(trailing_slash=False)
@@ -52,6 +52,7 @@ router.register("training-jobs", JobViewSet, basename="training-job")
 router.register("artifacts", ArtifactViewSet, basename="artifact")
 router.register("promotions", PromotionViewSet, basename="promotion")
 router.register("price-lists", PriceListViewSet, basename="price-list")
+router.register("price-assignments", AssignmentViewSet, basename="price-assignment")
 router.register("members", MemberViewSet, basename="member")
 router.register("invitations", InvitationViewSet, basename="invitation")
 router.register("statements", StatementViewSet, basename="statement")

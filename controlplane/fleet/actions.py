@@ -48,6 +48,7 @@ class BackendChanges(TypedDict, total=False):
     is_cordoned: bool
     takes_grammars: bool
     api_key_name: str
+    managed_by: str
 
 
 def pool_fields(pool: Pool) -> dict[str, Any]:
@@ -84,6 +85,7 @@ def backend_fields(backend: Backend) -> dict[str, Any]:
         "is_drained": backend.is_drained,
         "takes_grammars": backend.takes_grammars,
         "api_key_name": backend.api_key_name,
+        "managed_by": backend.managed_by,
     }
 
 
@@ -263,6 +265,7 @@ def _check_backend(backend: Backend) -> None:
     checks.number("speculate", backend.speculate, 0, 64)
     if len(backend.api_key_name) > 100 or not backend.api_key_name.isprintable():
         checks.add("api_key_name", "at most 100 printable characters")
+    checks.manager(backend.managed_by)
     checks.done()
 
 
@@ -289,6 +292,7 @@ def create_backend(
     is_cordoned: bool = False,
     takes_grammars: bool = True,
     api_key_name: str = "",
+    managed_by: str = "",
 ) -> Backend:
     """A TGI server of ``pool`` (id, name or alias), as its log and flags describe it."""
     row = find_pool(pool)
@@ -306,6 +310,7 @@ def create_backend(
         is_cordoned=is_cordoned,
         takes_grammars=takes_grammars,
         api_key_name=api_key_name,
+        managed_by=managed_by,
     )
     _check_backend(backend)
     _refuse_taken_backend(backend)

@@ -304,6 +304,7 @@ class BackendChangesSerializer(StrictSerializer):
     api_key_name = serializers.CharField(
         max_length=100, required=False, allow_blank=True, help_text="Name of a secret of the router's own"
     )
+    managed_by = managed_by_field()
 
 
 class NewBackendSerializer(BackendChangesSerializer):
@@ -314,13 +315,14 @@ class NewBackendSerializer(BackendChangesSerializer):
 
 class BackendSerializer(serializers.ModelSerializer[Backend]):
     pool = serializers.CharField(source="pool_id")
+    pool_name = serializers.CharField(source="pool.name")
 
     class Meta:
         model = Backend
         fields = [
-            "id", "pool", "name", "url", "kv_tokens", "block_size", "prefill_budget_tokens", "is_chunked",
-            "speculate", "is_cordoned", "is_drained", "takes_grammars", "api_key_name", "version", "created_at",
-            "updated_at",
+            "id", "pool", "pool_name", "name", "url", "kv_tokens", "block_size", "prefill_budget_tokens", "is_chunked",
+            "speculate", "is_cordoned", "is_drained", "takes_grammars", "api_key_name", "managed_by", "version",
+            "created_at", "updated_at",
         ]  # fmt: skip
 
 

@@ -88,7 +88,7 @@ class ModelName(models.Model):
         ]
 
 
-class Backend(Record):
+class Backend(Managed, Record):
     """One TGI server, as the operator states it. ``kv_tokens`` empty: the router uses ``/info``'s limit.
 
     ``is_drained``: besides being cordoned, what runs there goes on elsewhere where it can.

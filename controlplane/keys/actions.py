@@ -19,7 +19,7 @@ from controlplane.common.clock import utc_now
 from controlplane.common.errors import Conflict, Invalid
 from controlplane.common.limits import limit_fields, set_limits
 from controlplane.common.use_case import mark_config_changed, use_case
-from controlplane.common.validation import Checks, lock_version, without_nul
+from controlplane.common.validation import Checks, lock_version
 from controlplane.fleet.models import Pool
 from controlplane.fleet.queries import find_pool
 from controlplane.keys.models import ApiKey
@@ -41,6 +41,7 @@ class KeyChanges(TypedDict, total=False):
     may_choose_tier: bool
     expires_at: datetime | None
     limits: Mapping[str, int | None]
+    managed_by: str
 
 
 def key_fields(key: ApiKey) -> dict[str, Any]:
@@ -55,6 +56,7 @@ def key_fields(key: ApiKey) -> dict[str, Any]:
         "expires_at": key.expires_at,
         "revoked_at": key.revoked_at,
         "limits": limit_fields(key),
+        "managed_by": key.managed_by,
     }
 
 
@@ -111,16 +113,18 @@ def issue_key(
     may_choose_tier: bool = False,
     expires_at: datetime | None = None,
     limits: Mapping[str, int | None] | None = None,
+    managed_by: str = "",
 ) -> tuple[ApiKey, str]:
     """A key of the tenant and its text, which is shown this once and kept nowhere.
 
     Args:
+        tenant_id: id or short name. managed_by: as of ``Managed``.
         default_pool: id, name or alias; may be left out where there is one pool only.
         tiers: narrows the tenant's tiers; empty means all of them.
         may_choose_tier: the header ``x-fairlane-tier`` is honoured.
         limits: beside the tenant's; by the names of ``LimitsRecord``, what is left out has no limit.
     """
-    tenant = visible(tenant_queries.live_tenants(), actor=actor).filter(pk=without_nul(tenant_id)).first()
+    tenant = tenant_queries.find_tenant(tenant_id, actor=actor)
     if tenant is None:
         raise Invalid({"tenant": f"no tenant {tenant_id!r}"})
     if actor.tenant is not None and ApiKey.objects.filter(tenant=tenant, revoked_at=None).count() >= MAX_OWN_KEYS:
@@ -131,7 +135,11 @@ def issue_key(
     rows, chosen = _resolve_tiers(checks, tenant, tiers, default_tier)
     if expires_at is not None and expires_at <= utc_now():
         checks.add("expires_at", "lies in the past")
-    key = ApiKey(tenant=tenant, name=name, default_tier=chosen, may_choose_tier=may_choose_tier, expires_at=expires_at)
+    checks.manager(managed_by)
+    key = ApiKey(
+        tenant=tenant, name=name, default_tier=chosen, may_choose_tier=may_choose_tier, expires_at=expires_at,
+        managed_by=managed_by,
+    )  # fmt: skip
     set_limits(checks, key, limits or {})
     _check_within_tenant(checks, actor, tenant, limits or {})
     checks.done()
@@ -171,6 +179,8 @@ def update_key(
     )
     key.may_choose_tier = changes.get("may_choose_tier", key.may_choose_tier)
     key.expires_at = changes.get("expires_at", key.expires_at)
+    key.managed_by = changes.get("managed_by", key.managed_by)
+    checks.manager(key.managed_by)
     set_limits(checks, key, changes.get("limits", {}))
     _check_within_tenant(checks, actor, key.tenant, changes.get("limits", {}))
     checks.done()

@@ -17,6 +17,7 @@ from controlplane.common.rest import (
     LimitsSerializer,
     StrictSerializer,
     UseCaseViewSet,
+    managed_by_field,
 )
 from controlplane.keys import actions, queries
 from controlplane.keys.models import ApiKey
@@ -30,15 +31,17 @@ class KeyChangesSerializer(StrictSerializer):
     may_choose_tier = serializers.BooleanField(required=False)
     expires_at = serializers.DateTimeField(required=False, allow_null=True)
     limits = LimitsSerializer(required=False)
+    managed_by = managed_by_field()
 
 
 class NewKeySerializer(KeyChangesSerializer):
     name = serializers.CharField(max_length=200)
-    tenant = serializers.CharField(max_length=40)
+    tenant = serializers.CharField(max_length=63, help_text="Id or short name")
 
 
 class KeySerializer(serializers.ModelSerializer[ApiKey]):
     tenant = serializers.CharField(source="tenant_id")
+    tenant_slug = serializers.CharField(source="tenant.slug")
     default_pool = serializers.CharField(source="default_pool.name")
     tiers = serializers.SerializerMethodField()
     default_tier = serializers.CharField(source="default_tier.name", allow_null=True, default=None)
@@ -47,8 +50,9 @@ class KeySerializer(serializers.ModelSerializer[ApiKey]):
     class Meta:
         model = ApiKey
         fields = [
-            "id", "tenant", "name", "public_id", "default_pool", "tiers", "default_tier", "may_choose_tier",
-            "expires_at", "revoked_at", "last_used_at", "limits", "version", "created_at", "updated_at",
+            "id", "tenant", "tenant_slug", "name", "public_id", "default_pool", "tiers", "default_tier",
+            "may_choose_tier", "expires_at", "revoked_at", "last_used_at", "limits", "managed_by", "version",
+            "created_at", "updated_at",
         ]  # fmt: skip
 
     def get_tiers(self, key: ApiKey) -> list[str]:

@@ -6,14 +6,14 @@ from django.db import models
 
 from controlplane.common.ids import new_id
 from controlplane.common.limits import Limited
-from controlplane.common.models import Record
+from controlplane.common.models import Managed, Record
 
 
 def _key_id() -> str:
     return new_id("key")
 
 
-class ApiKey(Limited, Record):
+class ApiKey(Limited, Managed, Record):
     """A key of a tenant. ``public_id`` is its middle part and identifies it in pages, logs and audit."""
 
     id = models.CharField(primary_key=True, max_length=40, default=_key_id, editable=False)

@@ -123,6 +123,7 @@ def create_tenant(
     timezone: str = "UTC",
     group: str | None = None,
     limits: Mapping[str, int | None] | None = None,
+    state: str = TenantState.ACTIVE,
     managed_by: str = "",
 ) -> Tenant:
     """A tenant; routers know it within two seconds.
@@ -142,6 +143,7 @@ def create_tenant(
         max_queued=max_queued,
         timezone=timezone,
         group=_find_group(checks, group),
+        state=state,
         managed_by=managed_by,
     )
     _check(checks, tenant)

@@ -38,6 +38,7 @@ class NewTenantSerializer(StrictSerializer):
     timezone = serializers.CharField(required=False, default="UTC", max_length=64, help_text=_ZONE_HELP)
     group = serializers.CharField(required=False, allow_null=True, default=None, max_length=63, help_text=_GROUP_HELP)
     limits = LimitsSerializer(required=False)
+    state = serializers.ChoiceField(choices=TenantState.choices, required=False, default=TenantState.ACTIVE)
     managed_by = managed_by_field()
 
 

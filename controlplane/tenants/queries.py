@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection
 
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 
 from controlplane.common.access import visible
 from controlplane.common.actor import Actor
 from controlplane.common.limits import LIMITS, limits_record
+from controlplane.common.validation import without_nul
 from controlplane.tenants.models import Group, Tenant, TenantTier
 from router_ext.wire.controlplane import GroupRecord, TenantRecord
 
@@ -23,6 +24,12 @@ def tenants(*, actor: Actor) -> QuerySet[Tenant]:
 def live_tenants() -> QuerySet[Tenant]:
     """Those that are not deleted. For use cases."""
     return Tenant.objects.filter(deleted_at=None)
+
+
+def find_tenant(reference: str, *, actor: Actor) -> Tenant | None:
+    """The tenant of this id or short name that the actor may see. For use cases."""
+    named = Q(pk=without_nul(reference)) | Q(slug=without_nul(reference))
+    return visible(live_tenants(), actor=actor).filter(named).first()
 
 
 def groups(*, actor: Actor) -> QuerySet[Group]:

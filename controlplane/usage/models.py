@@ -10,7 +10,7 @@ from django.contrib.postgres.fields import ArrayField
 from django.db import models
 
 from controlplane.common.ids import new_id
-from controlplane.common.models import Record
+from controlplane.common.models import Managed, Record
 
 MAX_PRICE = 10**12
 """Micro-currency for 1,000,000 tokens: a unit of currency for each token."""
@@ -344,7 +344,7 @@ def _price_list_id() -> str:
     return new_id("prl")
 
 
-class PriceList(Record):
+class PriceList(Managed, Record):
     """Prices in one currency. Their days begin at midnight of ``timezone``."""
 
     id = models.CharField(primary_key=True, max_length=40, default=_price_list_id, editable=False)
@@ -384,14 +384,28 @@ class Price(models.Model):
         ]
 
 
-class TenantPrices(models.Model):
-    """By which list a tenant pays."""
+def _assignment_id() -> str:
+    return new_id("pas")
 
-    tenant = models.OneToOneField("tenants.Tenant", primary_key=True, on_delete=models.CASCADE, related_name="+")
-    price_list = models.ForeignKey(PriceList, on_delete=models.PROTECT, related_name="assigned")
+
+class PriceAssignment(Managed, Record):
+    """By which list a tenant pays from a day on, until its next assignment; ``price_list`` None: by none.
+
+    ``from_at``: the instant at which that day began in the tenant's time zone when it was assigned, a full quarter of
+    an hour.
+    """
+
+    id = models.CharField(primary_key=True, max_length=40, default=_assignment_id, editable=False)
+    tenant = models.ForeignKey("tenants.Tenant", on_delete=models.CASCADE, related_name="+")
+    price_list = models.ForeignKey(PriceList, null=True, on_delete=models.PROTECT, related_name="assigned")
+    valid_from = models.DateField()
+    from_at = models.DateTimeField()
 
     class Meta:
-        db_table = "usage_tenant_prices"
+        db_table = "usage_price_assignment"
+        constraints = [
+            models.UniqueConstraint(fields=["tenant", "valid_from"], name="usage_price_assignment_once"),
+        ]
 
 
 def _statement_id() -> str:

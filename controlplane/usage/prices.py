@@ -19,21 +19,27 @@ from typing_extensions import Unpack
 from controlplane.audit.actions import record, save_change
 from controlplane.common.access import visible
 from controlplane.common.actor import Actor
-from controlplane.common.errors import Conflict, Invalid
+from controlplane.common.errors import Conflict
 from controlplane.common.use_case import use_case
-from controlplane.common.validation import Checks, get_or_not_found, lock_version
+from controlplane.common.validation import Checks, lock_version
 from controlplane.common.zones import check_zone, day_start
-from controlplane.tenants.queries import tenants
-from controlplane.usage.models import MAX_PRICE, Price, PriceList, TenantPrices
+from controlplane.usage.models import MAX_PRICE, Price, PriceAssignment, PriceList
 
 PICO = 10**12
 MAX_PRICES = 1_000
 _CURRENCY = re.compile(r"[A-Z]{3}\Z")
-_DAYS = (date(2000, 1, 1), date(2999, 12, 31))
+PRICE_DAYS = (date(2000, 1, 1), date(2999, 12, 31))
+"""Days with which prices and assignments may begin; nothing was booked before the first."""
 
 # Of a row ``used`` with ``tenant``, ``model``, ``period`` (how many of ``changes`` are not after it) and tokens.
 PRICE_SQL = """
-    LEFT JOIN usage_tenant_prices AS pays ON pays.tenant_id = used.tenant
+    LEFT JOIN (
+        SELECT tenant_id, price_list_id, valid_from, from_at,
+               lead(from_at, 1, 'infinity') OVER (PARTITION BY tenant_id ORDER BY from_at) AS to_at
+        FROM usage_price_assignment
+    ) AS pays ON pays.tenant_id = used.tenant
+        AND pays.from_at <= (%(changes)s::timestamptz[])[used.period]
+        AND pays.to_at > (%(changes)s::timestamptz[])[used.period]
     LEFT JOIN usage_price_list AS list ON list.id = pays.price_list_id
     LEFT JOIN LATERAL (
         SELECT * FROM usage_price
@@ -47,6 +53,7 @@ PICO_SQL = "(price.prompt_micro * used.prompt_tokens::numeric + price.output_mic
 class PriceListChanges(TypedDict, total=False):
     name: str
     prices: Sequence[Mapping[str, Any]]
+    managed_by: str
 
 
 def decimal_text(pico: int) -> str:
@@ -62,8 +69,11 @@ def rounded_micro(pico: int) -> int:
 
 
 def price_changes() -> list[Any]:
-    """The instants at which any price begins, in order; none where nothing has a price."""
-    return sorted(set(Price.objects.values_list("from_at", flat=True)))
+    """The instants at which any price or assignment begins, in order; none where nothing has a price."""
+    prices = set(Price.objects.values_list("from_at", flat=True).distinct())
+    if not prices:
+        return []
+    return sorted(prices.union(PriceAssignment.objects.values_list("from_at", flat=True).distinct()))
 
 
 def price_lists(*, actor: Actor) -> QuerySet[PriceList]:
@@ -86,6 +96,7 @@ def price_list_fields(row: PriceList) -> dict[str, Any]:
         "currency": row.currency,
         "timezone": row.timezone,
         "prices": [price_fields(p) for p in prices],
+        "managed_by": row.managed_by,
     }
 
 
@@ -101,8 +112,8 @@ def _prices(checks: Checks, row: PriceList, given: Sequence[Mapping[str, Any]]) 
                 checks.add("prices", f"{number}: {name} must be from 0 to {MAX_PRICE:,}, not {each[name]:,}")
         if len(model) > 200 or not model.isprintable():
             checks.add("prices", f"{number}: a model of at most 200 printable characters, or none for all others")
-        if not _DAYS[0] <= day <= _DAYS[1]:
-            checks.add("prices", f"{number}: valid_from must be from {_DAYS[0]} to {_DAYS[1]}, not {day}")
+        if not PRICE_DAYS[0] <= day <= PRICE_DAYS[1]:
+            checks.add("prices", f"{number}: valid_from must be from {PRICE_DAYS[0]} to {PRICE_DAYS[1]}, not {day}")
         elif (model, day) in found:
             checks.add("prices", f"{number}: {model or 'all others'} has a price from {day} already")
         elif not checks.fields:
@@ -119,6 +130,7 @@ def _prices(checks: Checks, row: PriceList, given: Sequence[Mapping[str, Any]]) 
 
 def _check(checks: Checks, row: PriceList) -> None:
     checks.slug("name", row.name)
+    checks.manager(row.managed_by)
     check_zone(checks, "timezone", row.timezone)
     if not _CURRENCY.match(row.currency):
         checks.add("currency", f"{row.currency[:10]!r} is no code of three letters, such as EUR")
@@ -131,15 +143,22 @@ def _refuse_taken_name(row: PriceList) -> None:
 
 @use_case()
 def create_price_list(
-    *, actor: Actor, name: str, currency: str, timezone: str = "UTC", prices: Sequence[Mapping[str, Any]] = ()
+    *,
+    actor: Actor,
+    name: str,
+    currency: str,
+    timezone: str = "UTC",
+    prices: Sequence[Mapping[str, Any]] = (),
+    managed_by: str = "",
 ) -> PriceList:
     """A price list; currency and time zone stay for good.
 
     Args:
         prices: ``model`` ("" for all others), ``valid_from``, ``prompt_micro``, ``output_micro`` each.
+        managed_by: as of ``Managed``.
     """
     checks = Checks()
-    row = PriceList(name=name, currency=currency, timezone=timezone)
+    row = PriceList(name=name, currency=currency, timezone=timezone, managed_by=managed_by)
     _check(checks, row)
     rows = _prices(checks, row, prices)
     checks.done()
@@ -162,6 +181,7 @@ def update_price_list(
     before = price_list_fields(row)
     checks = Checks()
     row.name = changes.get("name", row.name)
+    row.managed_by = changes.get("managed_by", row.managed_by)
     _check(checks, row)
     given = changes.get("prices")
     rows = None if given is None else _prices(checks, row, given)
@@ -170,7 +190,7 @@ def update_price_list(
     if rows is not None:
         row.prices.all().delete()
         Price.objects.bulk_create(rows)
-    after = price_list_fields(PriceList(id=row.id, name=row.name, currency=row.currency, timezone=row.timezone))
+    after = price_list_fields(row)
     save_change(row, actor=actor, action="price_list.updated", before=before, after=after)
     return row
 
@@ -183,43 +203,8 @@ def delete_price_list(*, actor: Actor, price_list_id: str, expected_version: int
     try:
         row.delete()
     except ProtectedError as error:
-        raise Conflict(f"{len(error.protected_objects)} tenants pay by the price list {row.name!r}") from error
+        number = len({row.tenant_id for row in error.protected_objects})  # type: ignore[attr-defined]
+        raise Conflict(f"{number} tenants pay by the price list {row.name!r}") from error
     record(
         actor=actor, action="price_list.deleted", object_type="price_list", object_id=price_list_id, before=before
     )  # fmt: skip
-
-
-@use_case()
-def assign_price_list(*, actor: Actor, tenant_id: str, price_list: str | None) -> TenantPrices | None:
-    """Let a tenant pay by the list of this id or name; None: by none.
-
-    Holds for all that is not in a closed statement.
-    """
-    tenant = get_or_not_found(tenants(actor=actor).select_for_update(of=("self",)), "tenant", tenant_id)
-    paid = TenantPrices.objects.select_related("price_list").filter(tenant=tenant).first()
-    row = None
-    if price_list is not None:
-        named = "" if "\0" in price_list else price_list
-        row = PriceList.objects.filter(pk=named).first() or PriceList.objects.filter(name=named).first()
-        if row is None:
-            raise Invalid({"price_list": f"no price list {price_list!r}"})
-    before, after = None if paid is None else paid.price_list.name, None if row is None else row.name
-    if before == after:
-        return paid
-    if row is None:
-        TenantPrices.objects.filter(tenant=tenant).delete()
-        paid = None
-    else:
-        paid, _ = TenantPrices.objects.update_or_create(tenant=tenant, defaults={"price_list": row})
-    record(
-        actor=actor, action="price_list.assigned", object_type="tenant", object_id=tenant.id, tenant=tenant.id,
-        before={"price_list": before}, after={"price_list": after},
-    )  # fmt: skip
-    return paid
-
-
-def price_list_of(*, actor: Actor, tenant_id: str) -> PriceList | None:
-    """The list by which a tenant pays."""
-    tenant = get_or_not_found(tenants(actor=actor), "tenant", tenant_id)
-    paid = TenantPrices.objects.select_related("price_list").filter(tenant=tenant).first()
-    return None if paid is None else paid.price_list

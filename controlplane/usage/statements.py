@@ -44,7 +44,11 @@ USAGE, CORRECTION = "usage", "correction"
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What a model cost; no price: ``valid_from`` None."""
+    """What a model cost; no price: ``valid_from`` None.
+
+    ``valid_from``: since when the tenant pays it, the later of the days of the price and of the list's assignment.
+    Together with the model it names a price of the tenant, whatever the lists it has paid by have in common.
+    """
 
     currency: str
     valid_from: date | None
@@ -83,11 +87,12 @@ _USED_SQL = f""", used AS (
         FROM (SELECT *, width_bucket(at, %(changes)s::timestamptz[]) AS period FROM parts) AS each
         GROUP BY tenant, model, period
     )
-    SELECT used.model, CASE WHEN price.id IS NULL THEN '' ELSE list.currency END AS paid_in, price.valid_from,
+    SELECT used.model, CASE WHEN price.id IS NULL THEN '' ELSE list.currency END AS paid_in,
+           CASE WHEN price.id IS NOT NULL THEN greatest(price.valid_from, pays.valid_from) END AS valid_from,
            price.prompt_micro, price.output_micro, sum(requests), sum(used.prompt_tokens), sum(used.output_tokens)
     FROM used {PRICE_SQL}
-    GROUP BY used.model, paid_in, price.valid_from, price.prompt_micro, price.output_micro
-    ORDER BY used.model, paid_in, price.valid_from
+    GROUP BY 1, 2, 3, price.prompt_micro, price.output_micro
+    ORDER BY 1, 2, 3
 """
 _PARTS = ("at", "tenant", "model", "requests", "prompt_tokens", "output_tokens")
 

@@ -26,8 +26,9 @@ from controlplane.tenants.models import Tenant
 from controlplane.training.actions import start_job
 from controlplane.training.models import Promotion
 from controlplane.training.promotion import promote
+from controlplane.usage.assignments import create_assignment
 from controlplane.usage.models import QuarantinedEvent, Statement, StatementLine
-from controlplane.usage.prices import assign_price_list, create_price_list
+from controlplane.usage.prices import create_price_list
 from controlplane.usage.reconciliation import reconcile
 from router_ext.wire.controlplane import (
     BackendState,
@@ -113,6 +114,7 @@ def make_world(actor: Actor, *, named: Callable[[str], str] = str) -> World:
         actor=actor, name="spare", currency="EUR",
         prices=[{"model": "", "valid_from": date(2026, 1, 1), "prompt_micro": 150_000, "output_micro": 600_000}],
     )  # fmt: skip
+    assignment = create_assignment(actor=actor, tenant=tenant.id, price_list=price_list.id)
     router, _ = create_router(actor=actor, name=named("edge"))
     model = make_length_model("better")
     make_evaluation(model, pool)
@@ -125,7 +127,8 @@ def make_world(actor: Actor, *, named: Callable[[str], str] = str) -> World:
         "hazard_id": make_hazard(backend=backend.id, tenant=tenant.id, key=key.public_id).id,
         "job_id": start_job(actor=actor).id, "invitation_id": invitation.id, "text": text, "router_id": router.id,
         "request_id": event.request, "statement_id": _statement(tenant, pool).id, "provider_id": "sso",
-        "digest": "0" * 64, "artifact_id": model.id, "promotion_id": str(Promotion.objects.get().pk),
+        "assignment_id": assignment.id, "digest": "0" * 64, "artifact_id": model.id,
+        "promotion_id": str(Promotion.objects.get().pk),
     }  # fmt: skip
     return World(people, ids, pool, backend, tenant, key, event)
 
@@ -145,7 +148,6 @@ def _statement(tenant: Tenant, pool: Pool) -> Statement:
 def enliven(world: World, actor: Actor, *, named: Callable[[str], str] = str) -> None:
     """What makes pages full: traffic of some days, a router at work, and objects in every state."""
     other = world.people["stranger"].tenant_id
-    assign_price_list(actor=actor, tenant_id=world.tenant.id, price_list=world.ids["price_list_id"])
     revoked, _ = make_key(actor, world.tenant, world.pool, name=named("old key"))
     revoke_key(actor=actor, key_id=revoked.id)
     make_key(actor, world.tenant, world.pool, name=named("brief key"), expires_at=utc_now() + timedelta(minutes=1))

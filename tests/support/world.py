@@ -11,6 +11,7 @@ from controlplane.audit.models import AuditEntry
 from controlplane.common.actor import Actor
 from controlplane.fleet.routers import create_router
 from controlplane.training.promotion import promote
+from controlplane.usage.assignments import create_assignment
 from controlplane.usage.prices import create_price_list
 from tests.support.control_plane import (
     make_backend,
@@ -48,12 +49,14 @@ def make_world(system: Actor, operator: User) -> World:
         make_evaluation(model, pool)
     promote(actor=system, pool_id=pool.id, artifact_id=serving.id, reason="better than none")
     price_list = create_price_list(actor=system, name="spare", currency="EUR")
+    create_price_list(actor=system, name="assigned", currency="EUR")
+    assignment = create_assignment(actor=system, tenant=make_tenant(system).id, price_list="assigned")
     member = make_user(role="viewer", totp_secret=b"held")
     invitation, text = invite(actor=system, email="invited@example.test", role="viewer")
     hazard = make_hazard(backend=backend.id, tenant=tenant.id, key=key.public_id)
     return World(
         ids={
-            "price-lists": price_list.id, "members": member.id,
+            "price-lists": price_list.id, "price-assignments": assignment.id, "members": member.id,
             "invitations": invitation.id, "invitation_text": text,
             "tenants": tenant.id, "keys": key.id, "backends": backend.id, "tiers": free_tier.id, "pools": free_pool.id,
             "groups": free_group.id, "pool_name": pool.name, "hazards": hazard.id,

@@ -11,9 +11,11 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
+from controlplane.common.errors import Invalid
 from controlplane.common.validation import get_or_not_found
 from controlplane.console.frame import VersionedForm, act, actor_of, apply, signed_in
-from controlplane.usage import prices
+from controlplane.tenants.queries import find_tenant
+from controlplane.usage import assignments, prices
 
 SHOWN_TENANTS = 200
 _LINE = "valid from, micro-currency for 1,000,000 prompt tokens, for 1,000,000 output tokens, model"
@@ -45,6 +47,16 @@ class PriceListForm(VersionedForm):
                 raise forms.ValidationError(f"Line {number} is not: {_LINE}.") from None
             found.append(price)
         return found
+
+
+class AssignmentForm(forms.Form):
+    tenant = forms.CharField(max_length=63, help_text="Short name or id.")
+    valid_from = forms.DateField(
+        required=False,
+        label="From",
+        widget=forms.DateInput(attrs={"type": "date"}),
+        help_text="A day of the tenant's time zone; the lists before it hold until then. Empty: this is its only list.",
+    )
 
 
 class NewPriceListForm(PriceListForm):
@@ -100,11 +112,13 @@ def detail(request: HttpRequest, price_list_id: str) -> HttpResponseBase:
 
     if request.method == "POST" and form.is_valid() and apply(request, form, change):
         return redirect("console:price_list", row.id)
-    assigned = list(row.assigned.select_related("tenant").order_by("tenant__slug")[: SHOWN_TENANTS + 1])
+    assigned = list(row.assigned.select_related("tenant").order_by("tenant__slug", "valid_from")[: SHOWN_TENANTS + 1])
     context = {
         "price_list": row,
         "form": form,
         "assigned": assigned[:SHOWN_TENANTS],
+        "always": assignments.ALWAYS,
+        "assignment": AssignmentForm(auto_id="assign_%s"),
         "has_more": len(assigned) > SHOWN_TENANTS,
     }
     return render(request, "console/price_list.html", context)
@@ -113,14 +127,22 @@ def detail(request: HttpRequest, price_list_id: str) -> HttpResponseBase:
 @require_POST
 @signed_in
 def assign(request: HttpRequest, price_list_id: str) -> HttpResponseBase:
-    """Let a tenant pay by this list, or by none."""
-    tenant_id, is_taken_away = request.POST.get("tenant", "").strip(), "remove" in request.POST
+    """Let a tenant pay by this list from a day on, or take such an assignment away."""
+    actor, removed = actor_of(request), request.POST.get("remove", "")
 
     def change() -> str:
-        prices.assign_price_list(
-            actor=actor_of(request), tenant_id=tenant_id, price_list=None if is_taken_away else price_list_id
-        )  # fmt: skip
-        return f"{tenant_id} pays by {'no list' if is_taken_away else 'this list'} now."
+        if removed:
+            assignments.remove_assignment(actor=actor, assignment_id=removed)
+            return "Taken away. What is in a closed statement stays."
+        form = AssignmentForm(request.POST)
+        if not form.is_valid():
+            raise Invalid({name: [str(m) for m in messages] for name, messages in form.errors.items()})
+        day = form.cleaned_data["valid_from"]
+        tenant = find_tenant(form.cleaned_data["tenant"], actor=actor)
+        if tenant is None:
+            raise Invalid({"tenant": f"no tenant {form.cleaned_data['tenant']!r}"})
+        assignments.assign_price_list(actor=actor, tenant_id=tenant.id, price_list=price_list_id, valid_from=day)
+        return f"{tenant.name} pays by this list {f'from {day} on' if day else 'for everything'}."
 
     return act(request, change, reverse("console:price_list", args=[price_list_id]))
 

@@ -17,9 +17,9 @@ from controlplane.common.actor import Actor
 from controlplane.common.clock import to_us
 from controlplane.common.errors import Conflict, Invalid, NotFound, VersionMismatch
 from controlplane.usage import ingest as ingestion
-from controlplane.usage.models import PriceList, TenantPrices
+from controlplane.usage.assignments import ALWAYS, assign_price_list, create_assignment, remove_assignment
+from controlplane.usage.models import PriceAssignment, PriceList
 from controlplane.usage.prices import (
-    assign_price_list,
     create_price_list,
     decimal_text,
     delete_price_list,
@@ -144,7 +144,7 @@ def test_a_list_is_changed_as_a_whole_and_every_change_is_audited(system: Actor)
     with pytest.raises(Invalid):
         assign_price_list(actor=system, tenant_id=tenant.id, price_list="b\0")
     assign_price_list(actor=system, tenant_id=tenant.id, price_list=None)
-    assert not TenantPrices.objects.exists()
+    assert not PriceAssignment.objects.exists()
     delete_price_list(actor=system, price_list_id=row.id)
     entries = AuditEntry.objects.filter(action__contains="price_list").order_by("id")
     assert [e.action.partition(".")[2] for e in entries] == [
@@ -153,7 +153,9 @@ def test_a_list_is_changed_as_a_whole_and_every_change_is_audited(system: Actor)
     assert entries[1].before == {
         "prices": [{"model": "", "valid_from": "2026-01-01", "prompt_micro": 1, "output_micro": 2}]
     }
-    assert (entries[2].before, entries[2].after) == ({"price_list": None}, {"price_list": "a"})
+    assert (entries[2].before, entries[2].after) == (
+        {"price_lists": {}}, {"price_lists": {"2000-01-01": "a"}}
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -180,8 +182,8 @@ def test_rest(api: ApiClient, system: Actor) -> None:
     assert (made.status_code, made.json()["prices"]) == (201, [said])
     path = f"/price-lists/{made.json()['id']}"
     assert api.send("PUT", f"/tenants/{tenant.id}/price-list", {"price_list": "a"}).json() == {
-        "price_list": made.json()["id"]
-    }
+        "price_list": made.json()["id"], "valid_from": "2000-01-01"
+    }  # fmt: skip
     changed = api.send("PATCH", path, {"prices": [said, {**said, "model": "m"}]}, if_match='"1"')
     assert len(changed.json()["prices"]) == 2
     assert api.send("DELETE", path).status_code == 409
@@ -215,8 +217,62 @@ def test_the_pages_round_trip_every_field(system: Actor) -> None:
     assign = reverse("console:price_list_assign", args=[row.id])
     client.post(assign, {"tenant": tenant.id})
     assert tenant.name in client.get(page).content.decode()
-    client.post(assign, {"tenant": tenant.id, "remove": "1"})
-    assert not TenantPrices.objects.exists()
+    client.post(assign, {"tenant": tenant.slug, "valid_from": "2026-03-01"})
+    rows = PriceAssignment.objects.order_by("valid_from")
+    assert [(each.valid_from, each.price_list) for each in rows] == [(ALWAYS, row), (date(2026, 3, 1), row)]
+    text = client.get(page).content.decode()
+    assert "<td>always</td>" in text
+    assert "<td>2026-03-01</td>" in text
+    assert "no tenant" in client.post(assign, {"tenant": "nobody"}, follow=True).content.decode()
+    for each in rows:
+        client.post(assign, {"remove": each.id})
+    assert not PriceAssignment.objects.exists()
     assert client.get(reverse("console:price_lists")).status_code == 200
     assert client.post(reverse("console:price_list_delete", args=[row.id])).status_code == 302
     assert not PriceList.objects.exists()
+
+
+def test_a_tenant_pays_by_another_list_from_a_day_of_its_time_zone_on(system: Actor) -> None:
+    old = create_price_list(actor=system, name="old", currency="EUR", prices=[price("2026-01-01", 10**6, 0)])
+    create_price_list(actor=system, name="new", currency="EUR", prices=[price("2026-01-01", 3 * 10**6, 0)])
+    tenant = make_tenant(system, timezone="Asia/Kolkata")
+    assign_price_list(actor=system, tenant_id=tenant.id, price_list="old")
+    assign_price_list(actor=system, tenant_id=tenant.id, price_list="new", valid_from=date(2026, 11, 10))
+    none = create_assignment(actor=system, tenant=tenant.slug, price_list=None, valid_from=date(2026, 11, 15))
+    change = datetime(2026, 11, 9, 18, 30, tzinfo=UTC)
+    instants = [change - timedelta(microseconds=1), change, datetime(2026, 11, 14, 18, 30, tzinfo=UTC)]
+    book(*(usage_event(tenant=tenant.id, arrived_at_us=to_us(at), prompt_tokens=1, output_tokens=0) for at in instants))
+
+    def told() -> tuple[dict[str, int], int]:
+        question = usage_question(actor=system, from_day=FIRST, to_day=LAST, group_by=("tenant",))
+        report = usage_report(question)
+        assert sum(row.cost_pico or 0 for row in report.rows) == sum(report.costs.values())
+        return dict(report.costs), report.unpriced
+
+    assert told() == ({"EUR": 4 * 10**6}, 1)
+    roll_up_finished(now=NOW)
+    assert told() == ({"EUR": 4 * 10**6}, 1)
+    remove_assignment(actor=system, assignment_id=none.id)
+    assert told() == ({"EUR": 7 * 10**6}, 0)
+    # Without a day it is the only one.
+    assign_price_list(actor=system, tenant_id=tenant.id, price_list=old.id)
+    assert told() == ({"EUR": 3 * 10**6}, 0)
+    assert PriceAssignment.objects.get().valid_from == ALWAYS
+
+
+def test_another_currency_begins_with_a_month_and_a_day_has_one_list(system: Actor) -> None:
+    for name, currency in (("a", "EUR"), ("b", "USD")):
+        create_price_list(actor=system, name=name, currency=currency)
+    tenant = make_tenant(system)
+    assign_price_list(actor=system, tenant_id=tenant.id, price_list="a")
+    with pytest.raises(Invalid, match="no first of a month"):
+        assign_price_list(actor=system, tenant_id=tenant.id, price_list="b", valid_from=date(2026, 11, 10))
+    assert PriceAssignment.objects.count() == 1
+    assign_price_list(actor=system, tenant_id=tenant.id, price_list=None, valid_from=date(2026, 11, 10))
+    with pytest.raises(Invalid, match="no first of a month"):
+        create_assignment(actor=system, tenant=tenant.id, price_list="b", valid_from=date(2026, 11, 20))
+    create_assignment(actor=system, tenant=tenant.id, price_list="b", valid_from=date(2026, 12, 1))
+    with pytest.raises(Conflict, match="already"):
+        create_assignment(actor=system, tenant=tenant.id, price_list="b", valid_from=date(2026, 12, 1))
+    with pytest.raises(Invalid, match="valid_from"):
+        create_assignment(actor=system, tenant=tenant.id, price_list="b", valid_from=date(1999, 12, 1))

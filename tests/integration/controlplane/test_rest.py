@@ -65,6 +65,12 @@ MUTATIONS: dict[tuple[str, str], tuple[Callable[[World], Any], str]] = {
     ("POST", "/price-lists"): (lambda w: {"name": "new", "currency": "EUR"}, "price_list.created"),
     ("PATCH", "/price-lists/{id}"): (lambda w: {"name": "other"}, "price_list.updated"),
     ("DELETE", "/price-lists/{id}"): (lambda w: None, "price_list.deleted"),
+    ("POST", "/price-assignments"): (
+        lambda w: {"tenant": w.ids["tenants"], "price_list": "spare", "valid_from": "2026-02-01"},
+        "price_list.assigned",
+    ),
+    ("PATCH", "/price-assignments/{id}"): (lambda w: {"price_list": "spare"}, "price_list.assigned"),
+    ("DELETE", "/price-assignments/{id}"): (lambda w: None, "price_list.assigned"),
     ("POST", "/keys"): (
         lambda w: {"tenant": w.ids["tenants"], "name": "new", "default_pool": w.ids["pools"]}, "key.issued",
     ),
@@ -201,8 +207,8 @@ def test_a_mutation_needs_the_write_scope_of_an_operator(
 READABLE = (
     "/tenants", "/groups", "/keys", "/tiers", "/pools", "/backends", "/hazards", "/routers", "/revisions", "/audit",
     "/training-jobs", "/artifacts", "/promotions", "/predictor/drift", "/predictor/samples",
-    "/members", "/invitations", "/tokens", "/usage/report", "/usage/quarantine", "/price-lists", "/statements",
-    "/usage/reconciliations",
+    "/members", "/invitations", "/tokens", "/usage/report", "/usage/quarantine", "/price-lists",
+    "/price-assignments", "/statements", "/usage/reconciliations",
 )  # fmt: skip
 
 

@@ -30,6 +30,7 @@ REST_IDS = {
     "backends": "backend_id", "tokens": "token_id", "hazards": "hazard_id", "training-jobs": "job_id",
     "members": "member_id", "invitations": "invitation_id", "artifacts": "artifact_id", "routers": "router_id",
     "promotions": "promotion_id", "price-lists": "price_list_id", "statements": "statement_id",
+    "price-assignments": "assignment_id",
 }  # fmt: skip
 # Of REST's own routes, those that stand in no OpenAPI document: the document, its page, and what answers 404.
 UNLISTED = {"/api/v1/openapi.json", "/api/v1/docs", "/api/v1/.*"}

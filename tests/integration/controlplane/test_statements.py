@@ -16,8 +16,9 @@ from controlplane.common.clock import to_us
 from controlplane.tenants.actions import update_tenant
 from controlplane.tenants.models import Tenant
 from controlplane.usage import ingest as ingestion
+from controlplane.usage.assignments import assign_price_list
 from controlplane.usage.models import Reconciliation, Statement, StatementLine, UsageQuarter
-from controlplane.usage.prices import assign_price_list, create_price_list, update_price_list
+from controlplane.usage.prices import create_price_list, update_price_list
 from controlplane.usage.reconciliation import reconcile
 from controlplane.usage.rollup import roll_up_finished
 from controlplane.usage.statements import close_months
@@ -217,3 +218,27 @@ def test_old_runs_are_forgotten() -> None:
     reconcile(now=NOW - timedelta(days=401))
     reconcile(now=NOW)
     assert Reconciliation.objects.get().ran_at == NOW
+
+
+def test_what_comes_late_is_charged_by_the_list_of_its_day(system: Actor, tenant: Tenant) -> None:
+    """Both lists have a price from the same day on; a statement tells them apart by the day of their assignment."""
+    create_price_list(
+        actor=system, name="b", currency="EUR", timezone="Asia/Kolkata", prices=[price("2026-01-01", 10**6, 0)]
+    )
+    assign_price_list(actor=system, tenant_id=tenant.id, price_list="b", valid_from=date(2026, 10, 11))
+    used(tenant, at(2026, 10, 10, 18, 29), 10**6, 0)
+    used(tenant, at(2026, 10, 10, 18, 30), 10**6, 0)
+    roll_up_finished(now=NOW)
+    close_months(now=datetime(2026, 11, 2, tzinfo=UTC))
+    (october,) = Statement.objects.all()
+    assert lines(october) == [
+        ("usage", 10, "m", 1, 10**6, 0, 1), ("usage", 10, "m", 1, 10**6, 0, 10**6)
+    ]  # fmt: skip
+    days = list(october.lines.order_by("number").values_list("valid_from", flat=True))
+    assert days == [date(2026, 9, 15), date(2026, 10, 11)]
+    used(tenant, at(2026, 10, 9), 10**6, 0)
+    used(tenant, at(2026, 10, 12), 2 * 10**6, 0)
+    close_months(now=datetime(2026, 12, 2, tzinfo=UTC))
+    assert lines(Statement.objects.get(month=date(2026, 11, 1))) == [
+        ("correction", 10, "m", 1, 10**6, 0, 1), ("correction", 10, "m", 1, 2 * 10**6, 0, 2 * 10**6)
+    ]  # fmt: skip
