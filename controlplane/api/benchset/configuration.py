@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from hashlib import sha256
 
 from django.db import transaction
@@ -28,7 +28,8 @@ from controlplane.rollout.actions import publish
 from controlplane.tenants.models import Group, Tenant, TenantState, TenantTier
 from controlplane.tiers.actions import create_tier
 from controlplane.tiers.models import Tier
-from controlplane.usage.models import PriceList, TenantPrices, WeightChange
+from controlplane.usage.assignments import ALWAYS
+from controlplane.usage.models import PriceAssignment, PriceList, WeightChange
 from controlplane.usage.prices import create_price_list
 
 TIERS: tuple[tuple[str, int, float | None], ...] = (
@@ -226,9 +227,10 @@ def _prices(actor: Actor, tenants: Sequence[tuple[Tenant, list[Tier]]], chance: 
             _price(POOLS[0], today - timedelta(days=15), 90_000, 350_000),
         ]
         lists.append(create_price_list(actor=actor, name=name, currency=currency, timezone=zone, prices=prices))
-    TenantPrices.objects.bulk_create(
+    always = datetime.combine(ALWAYS, time.min, UTC)
+    PriceAssignment.objects.bulk_create(
         [
-            TenantPrices(tenant=tenant, price_list=chance.choice(lists))
+            PriceAssignment(tenant=tenant, price_list=chance.choice(lists), valid_from=ALWAYS, from_at=always)
             for tenant, _ in tenants
             if chance.random() < 0.9
         ],
