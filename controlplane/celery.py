@@ -59,7 +59,7 @@ app.conf.update(
         },
         "usage-make-partitions": {"task": "controlplane.usage.tasks.make_partitions", "schedule": 3_600.0},
         "usage-forget-old-samples": {"task": "controlplane.usage.tasks.forget_old_samples", "schedule": 1_800.0},
-        "training-wake-jobs": {
+        "wake-jobs": {
             "task": "controlplane.training.tasks.wake_jobs",
             "schedule": 15.0,
             "options": {"expires": 14},

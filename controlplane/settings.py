@@ -48,6 +48,7 @@ INSTALLED_APPS = [
     "controlplane.rollout",
     "controlplane.usage",
     "controlplane.training",
+    "controlplane.jobs",
     "controlplane.api",
     "controlplane.console",
 ]
@@ -204,7 +205,7 @@ SPECTACULAR_SETTINGS = {
     "SERVE_AUTHENTICATION": [],
     "ENUM_NAME_OVERRIDES": {
         "TenantStateEnum": "controlplane.tenants.models.TenantState",
-        "JobStateEnum": "controlplane.training.models.JobState",
+        "JobStateEnum": "controlplane.common.leases.JobState",
         "JobKindEnum": "controlplane.training.models.JobKind",
         "DriftEnum": "controlplane.training.models.Drift",
     },

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
-from celery import shared_task
 from django.contrib.sessions.models import Session
 
+from controlplane.common.background import background
 from controlplane.common.clock import utc_now
+from controlplane.common.keeper import Report
 
 
-@shared_task
-def forget_sessions() -> None:
-    """Expired sessions open nothing; Django leaves them in their table."""
-    Session.objects.filter(expire_date__lt=utc_now()).delete()
+@background("accounts-forget-sessions")
+def forget_sessions(report: Report) -> str:
+    """Delete sessions that have expired: they open nothing, and Django leaves them in their table."""
+    n_deleted, _ = Session.objects.filter(expire_date__lt=utc_now()).delete()
+    return f"{n_deleted:,} sessions"

@@ -12,6 +12,7 @@ from controlplane.api.views import not_found
 from controlplane.audit.api import AuditViewSet
 from controlplane.fleet.api import BackendViewSet, PoliciesView, PoolViewSet, RouterViewSet
 from controlplane.fleet.brakes_api import HazardViewSet, RequestBrakeViewSet, UnderWayView
+from controlplane.jobs.api import BackgroundJobViewSet
 from controlplane.keys.api import KeyViewSet
 from controlplane.rollout.api import RevisionViewSet
 from controlplane.tenants.api import GroupViewSet, TenantViewSet
@@ -48,6 +49,7 @@ router.register("routers", RouterViewSet, basename="router")
 router.register("hazards", HazardViewSet, basename="hazard")
 router.register("revisions", RevisionViewSet, basename="revision")
 router.register("audit", AuditViewSet, basename="audit")
+router.register("jobs", BackgroundJobViewSet, basename="job")
 router.register("training-jobs", JobViewSet, basename="training-job")
 router.register("artifacts", ArtifactViewSet, basename="artifact")
 router.register("promotions", PromotionViewSet, basename="promotion")

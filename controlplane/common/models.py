@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from django.db import models
 
+from controlplane.common.ids import new_id
+from controlplane.common.leases import ACTIVE, JobState, JobTrigger, Leased
+
 
 class Versioned(models.Model):
     """A row with a version for lost updates: an update names the version it has read."""
@@ -48,3 +51,38 @@ class IdempotencyRecord(models.Model):
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["actor", "key"], name="idempotency_once")]
+
+
+def _job_id() -> str:
+    return new_id("job")
+
+
+class BackgroundJob(Leased):
+    """One run of a task of the schedule. At most one per kind is queued or running.
+
+    ``outcome``: what came of it, in a few words.
+    """
+
+    id = models.CharField(primary_key=True, max_length=40, default=_job_id, editable=False)
+    kind = models.CharField(max_length=40)
+    queue = models.CharField(max_length=40)
+    trigger = models.CharField(max_length=16, choices=JobTrigger.choices, default=JobTrigger.REQUEST)
+    outcome = models.TextField(blank=True, default="")
+
+    class Meta:
+        db_table = "common_background_job"
+        indexes = [models.Index(fields=["kind", "-id"], name="background_job_of_kind")]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["kind"], condition=models.Q(state__in=ACTIVE), name="background_job_one_active"
+            ),
+            models.CheckConstraint(condition=models.Q(state__in=JobState.values), name="background_job_state_known"),
+            models.CheckConstraint(
+                condition=models.Q(progress__gte=0, progress__lte=1), name="background_job_progress_range"
+            ),
+            models.CheckConstraint(
+                condition=~models.Q(state=JobState.RUNNING)
+                | (models.Q(lease_until__isnull=False) & ~models.Q(lease="")),
+                name="background_job_running_has_lease",
+            ),
+        ]

@@ -24,7 +24,7 @@ class CursorPages(BasePagination):
         self.next_cursor: str | None = None
 
     def paginate_queryset(self, queryset: Any, request: Request, view: Any = None) -> list[Any]:
-        limit = _limit(request.query_params.get("limit"))
+        limit = read_limit(request.query_params.get("limit"))
         rows = queryset.order_by("-pk")
         cursor = request.query_params.get("cursor")
         if cursor:
@@ -32,7 +32,7 @@ class CursorPages(BasePagination):
         page = list(rows[: limit + 1])
         if len(page) > limit:
             page = page[:limit]
-            self.next_cursor = base64.urlsafe_b64encode(str(page[-1].pk).encode()).decode().rstrip("=")
+            self.next_cursor = cursor_of(str(page[-1].pk))
         return page
 
     def get_paginated_response(self, data: Any) -> Response:
@@ -60,7 +60,12 @@ class CursorPages(BasePagination):
         ]
 
 
-def _limit(text: str | None) -> int:
+def read_limit(text: str | None) -> int:
+    """Rows of a page.
+
+    Raises:
+        ValidationError: no number from 1 to ``MAX_LIMIT``.
+    """
     if text is None:
         return DEFAULT_LIMIT
     try:
@@ -72,11 +77,32 @@ def _limit(text: str | None) -> int:
     return limit
 
 
-def _decode(cursor: str, queryset: QuerySet[Any]) -> Any:
+def cursor_of(key: str) -> str:
+    """The cursor of the page behind the row of this key."""
+    return base64.urlsafe_b64encode(key.encode()).decode().rstrip("=")
+
+
+def key_of(cursor: str) -> str:
+    """What ``cursor_of`` was given.
+
+    Raises:
+        ValidationError: this is no cursor.
+    """
     try:
         text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode()
         if not text or "\0" in text:
             raise ValueError("no key of a row")
-        return queryset.model._meta.pk.to_python(text)
-    except (ValueError, binascii.Error, DjangoValidationError) as error:
-        raise ValidationError({"cursor": ["not a cursor of this list"]}) from error
+    except (ValueError, binascii.Error) as error:
+        raise _not_a_cursor() from error
+    return text
+
+
+def _not_a_cursor() -> ValidationError:
+    return ValidationError({"cursor": ["not a cursor of this list"]})
+
+
+def _decode(cursor: str, queryset: QuerySet[Any]) -> Any:
+    try:
+        return queryset.model._meta.pk.to_python(key_of(cursor))
+    except DjangoValidationError as error:
+        raise _not_a_cursor() from error

@@ -33,6 +33,7 @@ PAGES = (
     ("hazards", "Hazards"),
     ("usage", "Usage"),
     ("predictor", "Predictor"),
+    ("jobs", "Jobs"),
     ("audit", "Audit"),
     ("members", "Members"),
     ("tokens", "Tokens"),

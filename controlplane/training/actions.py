@@ -10,28 +10,26 @@ import structlog
 from celery import current_app
 from django.conf import settings
 from django.db import transaction
-from django.db.models import Q
 from kombu.exceptions import OperationalError
 
 from controlplane.audit.actions import record
 from controlplane.common.actor import Actor, system_actor
 from controlplane.common.clock import utc_now
 from controlplane.common.errors import Conflict
+from controlplane.common.leases import ACTIVE, MAX_ATTEMPTS, JobState, JobTrigger, LeaseLost, free
 from controlplane.common.use_case import use_case
 from controlplane.common.validation import Checks, get_or_not_found
 from controlplane.fleet.actions import set_pool_predictor
 from controlplane.fleet.models import Pool
 from controlplane.fleet.queries import find_pool
 from controlplane.training.dataset import Filters, count_usable
-from controlplane.training.lease import MAX_ATTEMPTS, LeaseLost
-from controlplane.training.models import Artifact, Evaluation, Job, JobKind, JobState, JobTrigger
+from controlplane.training.models import Artifact, Evaluation, Job, JobKind
 from controlplane.training.outcome import Built, Verdict
 from controlplane.training.promotion import promote
 from router_ext.predict.versions import FEATURE_VERSION
 
 logger = structlog.get_logger(__name__)
 
-ACTIVE = (JobState.QUEUED, JobState.RUNNING)
 SPAN = timedelta(days=28)
 """Long enough for weekly habits, short enough to follow a tenant that changes its use; samples are kept as long."""
 
@@ -222,9 +220,8 @@ def fail_job(*, actor: Actor, job_id: str, lease: str, error: str) -> None:
 def wake_lapsed_jobs() -> list[str]:
     """Call for every job that waits or whose worker fell silent; give up one that was tried too often."""
     now = utc_now()
-    lapsed = Q(state=JobState.QUEUED) | Q(state=JobState.RUNNING, lease_until__lt=now)
     woken = []
-    for job in Job.objects.filter(lapsed).order_by("id"):
+    for job in Job.objects.filter(free(now)).order_by("id"):
         if job.attempts >= MAX_ATTEMPTS:
             fail_job(
                 actor=system_actor("training"),

@@ -9,8 +9,8 @@ from datetime import datetime
 from django.db import connection
 
 from controlplane.common.clock import to_us
+from controlplane.common.keeper import Keeper
 from controlplane.training.actions import SPAN
-from controlplane.training.keeper import Keeper
 from controlplane.training.models import Dataset
 from controlplane.training.outcome import Built
 from controlplane.training.queries import body_of_dataset

@@ -22,9 +22,10 @@ from django.db import connection
 from controlplane.common.actor import system_actor
 from controlplane.common.clock import utc_now
 from controlplane.common.errors import Conflict
+from controlplane.common.leases import JobTrigger
 from controlplane.fleet.models import Pool
 from controlplane.training.actions import is_trainable, start_job
-from controlplane.training.models import Drift, DriftState, Job, JobKind, JobTrigger
+from controlplane.training.models import Drift, DriftState, Job, JobKind
 from controlplane.training.promotion import current_promotion
 from controlplane.usage.accuracy import transform
 from router_ext.predict.baseline import LEVELS

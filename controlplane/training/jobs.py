@@ -14,10 +14,11 @@ from django.conf import settings
 
 from controlplane.common.actor import system_actor
 from controlplane.common.clock import utc_now
+from controlplane.common.keeper import Keeper
+from controlplane.common.leases import LeaseLost, NotPossible
 from controlplane.training import baseline_job, mixture_job
 from controlplane.training.actions import complete_job, fail_job
-from controlplane.training.keeper import Keeper
-from controlplane.training.lease import LeaseLost, NotPossible, take_lease
+from controlplane.training.lease import take_lease
 from controlplane.training.models import Job, JobKind
 
 logger = structlog.get_logger(__name__)
@@ -42,7 +43,7 @@ def run(job_id: str, *, now: datetime | None = None) -> bool:
     fail = partial(fail_job, actor=actor, job_id=job_id, lease=lease)
     try:
         job = Job.objects.get(pk=job_id)
-        with Keeper(job_id, lease) as keeper:
+        with Keeper(Job.objects.all(), job_id, lease) as keeper:
             instant = now or utc_now()
             if job.kind == JobKind.MIXTURE:
                 built = mixture_job.build(job, keeper, now=instant)

@@ -18,11 +18,11 @@ from django.db.models import Max
 from django.db.models.functions import Coalesce
 
 from controlplane.common.clock import utc_now
+from controlplane.common.keeper import Keeper
+from controlplane.common.leases import NotPossible
 from controlplane.fleet.models import Pool
 from controlplane.training.actions import SPAN, min_samples
 from controlplane.training.dataset import Filters, Row, Selection, select
-from controlplane.training.keeper import Keeper
-from controlplane.training.lease import NotPossible
 from controlplane.training.models import Artifact, Dataset, Job
 from controlplane.training.outcome import ACTIVE, CANDIDATE, Built, Verdict, not_judged
 from router_ext.errors import ArtifactRefused

@@ -9,6 +9,7 @@ from __future__ import annotations
 from django.db import models
 
 from controlplane.common.ids import new_id
+from controlplane.common.leases import JobState, JobTrigger, Leased
 
 
 def _dataset_id() -> str:
@@ -31,25 +32,11 @@ def _promotion_id() -> str:
     return new_id("prm")
 
 
-class JobState(models.TextChoices):
-    QUEUED = "queued"
-    RUNNING = "running"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-
 class JobKind(models.TextChoices):
     """``baseline``: empirical quantiles, the fallback. ``mixture``: the trained model of output lengths."""
 
     BASELINE = "baseline"
     MIXTURE = "mixture"
-
-
-class JobTrigger(models.TextChoices):
-    REQUEST = "request"
-    SCHEDULE = "schedule"
-    DRIFT = "drift"
 
 
 class Dataset(models.Model):
@@ -85,12 +72,11 @@ class Artifact(models.Model):
     created_at = models.DateTimeField(auto_now_add=True)
 
 
-class Job(models.Model):
+class Job(Leased):
     """One training run. At most one per kind is queued or running.
 
     ``pools``: ids of those whose rows it reads, empty for all. ``from_at``, ``to_at``: the span that was asked for,
-    null for the default (the last 28 days). ``lease``: token of the worker that holds the job; ``lease_until``: when
-    others may take it.
+    null for the default (the last 28 days).
     """
 
     id = models.CharField(primary_key=True, max_length=40, default=_job_id, editable=False)
@@ -99,20 +85,8 @@ class Job(models.Model):
     pools = models.JSONField(default=list)
     from_at = models.DateTimeField(null=True)
     to_at = models.DateTimeField(null=True)
-    state = models.CharField(max_length=16, choices=JobState.choices, default=JobState.QUEUED)
-    attempts = models.PositiveIntegerField(default=0)
-    lease = models.CharField(max_length=40, blank=True, default="")
-    lease_until = models.DateTimeField(null=True)
-    heartbeat_at = models.DateTimeField(null=True)
-    progress = models.FloatField(default=0.0)
-    log = models.TextField(blank=True, default="")
-    error = models.TextField(blank=True, default="")
-    requested_by = models.TextField()
     dataset = models.ForeignKey(Dataset, on_delete=models.PROTECT, null=True)
     artifact = models.ForeignKey(Artifact, on_delete=models.PROTECT, null=True)
-    created_at = models.DateTimeField(auto_now_add=True)
-    started_at = models.DateTimeField(null=True)
-    finished_at = models.DateTimeField(null=True)
 
     class Meta:
         constraints = [

@@ -13,6 +13,7 @@ import structlog
 from django.db import connection, transaction
 
 from controlplane.common.clock import utc_now
+from controlplane.common.keeper import Report, unreported
 from controlplane.common.zones import find_zone, is_whole_hour
 from controlplane.tenants.queries import tenant_zones
 from controlplane.usage.models import RolledUp
@@ -48,7 +49,7 @@ _COARSEN_SQL = f"""
 """
 
 
-def coarsen(*, now: datetime | None = None) -> int:
+def coarsen(*, now: datetime | None = None, report: Report = unreported) -> int:
     """Coarsen the days that have become old since the last call; returns how many. One process at a time does.
 
     Cost: one statement a day.
@@ -64,7 +65,8 @@ def coarsen(*, now: datetime | None = None) -> int:
             first = max(oldest_month(now=instant), done.date() if done else _first_day(end))
             days = [first + timedelta(days=n) for n in range(min(MAX_DAYS, (end - first).days))]
             zones = tenant_zones()
-            for day in days:
+            for n_done, day in enumerate(days):
+                report(n_done / len(days))
                 _coarsen_day(day, zones)
         finally:
             cursor.execute("SELECT pg_advisory_unlock(%s)", [_LOCK])

@@ -474,6 +474,13 @@ class Reconciliation(models.Model):
     class Meta:
         db_table = "usage_reconciliation"
 
+    @property
+    def differences_text(self) -> str:
+        """What a line says of it."""
+        if not self.n_different:
+            return "rollups and events agree"
+        return f"{self.n_different:,} difference{'' if self.n_different == 1 else 's'} between rollups and events"
+
 
 class WeightChange(models.Model):
     """The weight of a tenant from ``at`` on, and its fairness group with that one's; written by triggers alone."""

@@ -12,6 +12,7 @@ from django.db.models import QuerySet
 from controlplane.common.access import visible
 from controlplane.common.actor import Actor
 from controlplane.common.clock import utc_now
+from controlplane.common.keeper import Report, unreported
 from controlplane.usage.models import Reconciliation
 from controlplane.usage.report import one_state, parts_sql
 
@@ -39,7 +40,7 @@ _COMPARE_SQL = f"""{parts_sql(("key", "model", *_SUMS), ())}, books AS (
 """
 
 
-def reconcile(*, now: datetime | None = None, n_days: int = DAYS) -> Reconciliation:
+def reconcile(*, now: datetime | None = None, n_days: int = DAYS, report: Report = unreported) -> Reconciliation:
     """Compare the last ``n_days`` UTC days that have ended; differences are kept, shown and logged as an error.
 
     Cost: the events of those days are read once.
@@ -51,6 +52,7 @@ def reconcile(*, now: datetime | None = None, n_days: int = DAYS) -> Reconciliat
     with one_state(), connection.cursor() as cursor:
         for back in range(n_days, 0, -1):
             day = today - timedelta(days=back)
+            report((n_days - back) / n_days, f"{day}: {len(differences):,} differences so far")
             start = datetime.combine(day, time(), UTC)
             span = {"from": start, "to": start + timedelta(days=1)}
             cursor.execute(_COMPARE_SQL, span)

@@ -8,6 +8,7 @@ import structlog
 from django.db import connection, transaction
 
 from controlplane.common.clock import utc_now
+from controlplane.common.keeper import Report, unreported
 from controlplane.common.zones import QUARTER
 from controlplane.usage.accuracy import ACCURACY, HOUR, roll_up_accuracy, roll_up_minute
 from controlplane.usage.histogram import BUCKET_SQL
@@ -71,7 +72,7 @@ def _latest_finished(now: datetime) -> datetime:
     return (now - SETTLE).replace(minute=0, second=0, microsecond=0) - HOUR
 
 
-def roll_up_finished(*, now: datetime | None = None, limit: int = 1_000) -> int:
+def roll_up_finished(*, now: datetime | None = None, limit: int = 1_000, report: Report = unreported) -> int:
     """Roll up every touched quarter, and for accuracy every touched hour, that has ended.
 
     Returns:
@@ -81,7 +82,8 @@ def roll_up_finished(*, now: datetime | None = None, limit: int = 1_000) -> int:
     latest = quarter_of(instant - SETTLE) - QUARTER
     touched = TouchedQuarter.objects.filter(quarter__lte=latest).order_by("quarter")
     quarters = list(touched.values_list("quarter", flat=True).distinct()[:limit])
-    for quarter in quarters:
+    for n_done, quarter in enumerate(quarters):
+        report(n_done / len(quarters))
         roll_up_quarter(quarter)
     hours = TouchedHour.objects.filter(hour__lte=_latest_finished(instant)).order_by("hour")
     for hour in list(hours.values_list("hour", flat=True).distinct()[:limit]):

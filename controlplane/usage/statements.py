@@ -24,6 +24,7 @@ from django.db.models import QuerySet
 from controlplane.common.access import visible
 from controlplane.common.actor import Actor
 from controlplane.common.clock import utc_now
+from controlplane.common.keeper import Report, unreported
 from controlplane.common.validation import without_nul
 from controlplane.common.zones import find_zone, month_start, next_month
 from controlplane.tenants.models import Tenant
@@ -120,7 +121,7 @@ def statements(*, actor: Actor, tenant: str = "") -> QuerySet[Statement]:
     return rows.order_by("-id")
 
 
-def close_months(*, now: datetime | None = None, limit: int = 2_000) -> int:
+def close_months(*, now: datetime | None = None, limit: int = 2_000, report: Report = unreported) -> int:
     """Close the months that have ended; returns how many statements. One process at a time does.
 
     Cost: some 10 ms a tenant, each in a transaction of its own.
@@ -136,6 +137,7 @@ def close_months(*, now: datetime | None = None, limit: int = 2_000) -> int:
                 zone = find_zone(zone_name) or ZoneInfo("UTC")
                 month = _last_ended(instant, zone)
                 for tenant in _unclosed(zone_name, month, zone, instant)[: limit - n_closed]:
+                    report(n_closed / limit)
                     n_closed += _close_tenant(tenant, month, zone, instant)
         finally:
             cursor.execute("SELECT pg_advisory_unlock(%s)", [_LOCK])

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from celery import shared_task
-
+from controlplane.common.background import background
+from controlplane.common.keeper import Report
 from controlplane.usage.coarsening import coarsen
 from controlplane.usage.partitions import ensure_ahead
 from controlplane.usage.reconciliation import reconcile
@@ -11,41 +11,51 @@ from controlplane.usage.statements import close_months
 from controlplane.usage.totals import fold, forget_old_totals
 
 
-@shared_task
-def roll_up() -> None:
-    roll_up_finished()
+@background("usage-roll-up", reports=True)
+def roll_up(report: Report) -> str:
+    """Roll up the quarters of an hour whose events changed, and fold the totals that quotas are held against."""
+    n_quarters = roll_up_finished(report=report)
     # Where no router asks for totals.
     fold()
+    return f"{n_quarters:,} quarters of an hour"
 
 
-@shared_task
-def roll_up_minutes() -> None:
-    """What the Predictor page shows of the running hour."""
-    roll_up_running()
+@background("usage-roll-up-minutes")
+def roll_up_minutes(report: Report) -> str:
+    """Roll up what the Predictor page shows of the running hour."""
+    n_minutes = roll_up_running()
     count_recent_samples()
+    return f"{n_minutes:,} minutes"
 
 
-@shared_task
-def make_partitions() -> None:
+@background("usage-make-partitions")
+def make_partitions(report: Report) -> str:
+    """Make the tables of the days to come, so that booking at midnight finds them."""
     ensure_ahead()
+    return "made where they were missing"
 
 
-@shared_task
-def coarsen_old() -> None:
-    coarsen()
+@background("usage-coarsen-old", reports=True)
+def coarsen_old(report: Report) -> str:
+    """Merge rollups of 90 days ago to hours, and let days and months go that are no longer kept."""
+    return f"{coarsen(report=report):,} days"
 
 
-@shared_task
-def close_statements() -> None:
-    close_months()
+@background("usage-close-statements", reports=True)
+def close_statements(report: Report) -> str:
+    """Close the statements of months that have ended."""
+    return f"{close_months(report=report):,} statements"
 
 
-@shared_task
-def reconcile_books() -> None:
-    reconcile()
+@background("usage-reconcile-books", reports=True)
+def reconcile_books(report: Report) -> str:
+    """Compare the rollups of the last eight days with their events, by key and model."""
+    row = reconcile(report=report)
+    return f"{row.n_events:,} events from {row.from_day} to {row.to_day}: {row.differences_text}"
 
 
-@shared_task
-def forget_old_samples() -> None:
+@background("usage-forget-old-samples")
+def forget_old_samples(report: Report) -> str:
+    """Let old days of events and samples go, thin samples above their number, forget totals of months ago."""
     forget_old()
-    forget_old_totals()
+    return f"{forget_old_totals():,} totals"

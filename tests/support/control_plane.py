@@ -24,6 +24,7 @@ from controlplane.accounts.actions import issue_token
 from controlplane.accounts.models import Role, User
 from controlplane.common.actor import Actor, system_actor
 from controlplane.common.clock import to_us, utc_now
+from controlplane.common.leases import JobState
 from controlplane.fleet.actions import create_backend, create_pool
 from controlplane.fleet.models import Backend, Hazard, Pool, Router
 from controlplane.fleet.routers import create_router, take_heartbeat
@@ -33,7 +34,7 @@ from controlplane.tenants.actions import create_group, create_tenant
 from controlplane.tenants.models import Group, Tenant
 from controlplane.tiers.actions import create_tier
 from controlplane.tiers.models import Tier
-from controlplane.training.models import Artifact, Evaluation, Job, JobState
+from controlplane.training.models import Artifact, Evaluation, Job
 from controlplane.usage.ingest import decode_batch, ingest
 from controlplane.usage.rollup import roll_up_finished, roll_up_running
 from controlplane.usage.samples import count_recent_samples

@@ -27,10 +27,11 @@ from controlplane.audit.chain import COLUMNS, FIRST, next_hash
 from controlplane.audit.models import AuditEntry
 from controlplane.common.actor import Actor
 from controlplane.common.clock import utc_now
+from controlplane.common.leases import JobState
 from controlplane.fleet.models import Hazard
 from controlplane.training import jobs
 from controlplane.training.actions import start_job
-from controlplane.training.models import Job, JobKind, JobState
+from controlplane.training.models import Job, JobKind
 from controlplane.usage import ingest, partitions
 from controlplane.usage.reconciliation import reconcile
 from controlplane.usage.rollup import roll_up_finished

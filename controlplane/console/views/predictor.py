@@ -16,6 +16,7 @@ from django.views.decorators.http import require_POST, require_safe
 
 from controlplane.common.actor import Actor
 from controlplane.common.clock import utc_now
+from controlplane.common.leases import ACTIVE
 from controlplane.console import plots
 from controlplane.console.frame import act, actor_of, signed_in
 from controlplane.fleet import queries as fleet_queries
@@ -110,7 +111,7 @@ def _running(actor: Actor, pool_id: str) -> dict[str, Any]:
                 "job": job,
                 "verdicts": [(names.get(e.pool, e.pool), e) for e in job.evaluations.all()],
                 "pools": [names.get(p, p) for p in job.pools],
-                "is_active": job.state in actions.ACTIVE,
+                "is_active": job.state in ACTIVE,
             }
             for job in jobs
         ],

@@ -22,6 +22,8 @@ from controlplane.accounts import totp
 from controlplane.accounts.models import Role, User
 from controlplane.audit.models import AuditEntry
 from controlplane.common.actor import Actor, system_actor
+from controlplane.common.leases import JobState
+from controlplane.common.models import BackgroundJob
 from controlplane.fleet.brakes import drain_backend, stop_grammars
 from controlplane.tenants.actions import stop_tenant
 from controlplane.training.actions import start_job
@@ -137,6 +139,9 @@ CASES: dict[str, Case] = {
     "predictor_roll_back": Case("pool.length_model_rolled_back", lambda w: {"pool": w.ids["pool_in_use"]}),
     "predictor_demote": Case("pool.length_model_demoted", lambda w: {"pool": w.ids["pool_in_use"]}),
     "predictor_cancel": Case("job.cancelled"),
+    "job_start": Case("job.queued", lambda w: {"kind": "usage-reconcile-books"}),
+    "job_cancel": Case("job.cancelled"),
+    "job_retry": Case("job.queued"),
     "members": Case("invitation.created", lambda w: {"email": "new@example.test", "role": "viewer"}),
     "member": Case("user.updated", lambda w: {"role": "operator"}, is_page=True),
     "member_password": Case("user.password_reset"),
@@ -222,8 +227,12 @@ def drive(name: str, client: Client, world: World) -> list[AuditEntry]:
         "member_id": world.ids["members"], "invitation_id": world.ids["invitations"],
         "text": world.ids["invitation_text"],
     }  # fmt: skip
-    if name == "predictor_cancel":
+    if name in ("predictor_cancel", "job_cancel"):
         ids["job_id"] = start_job(actor=SYSTEM).id
+    if name == "job_retry":
+        failed = BackgroundJob(kind="usage-coarsen-old", queue="default", requested_by="x", state=JobState.FAILED)
+        failed.save()
+        ids["job_id"] = failed.id
     route = next(route for route, pattern in everything() if pattern.name == name and "/api/" not in route)
     address = filled(route, ids)
     form = shown_values(client.get(address)) if case.is_page else {}

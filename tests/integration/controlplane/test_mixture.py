@@ -16,14 +16,16 @@ import pytest
 from celery.exceptions import SoftTimeLimitExceeded
 from django.conf import settings
 
+from controlplane.common import keeper
 from controlplane.common.actor import Actor
 from controlplane.common.clock import utc_now
+from controlplane.common.leases import JobState
 from controlplane.fleet.models import Pool
 from controlplane.rollout.queries import current_body
-from controlplane.training import jobs, keeper, length_model
+from controlplane.training import jobs, length_model
 from controlplane.training.actions import cancel_job, start_job, wake_lapsed_jobs
 from controlplane.training.lease import take_lease
-from controlplane.training.models import Artifact, Evaluation, Job, JobState, Promotion
+from controlplane.training.models import Artifact, Evaluation, Job, Promotion
 from controlplane.usage.ingest import decode_batch, ingest
 from router_ext.errors import TrainingFailed
 from router_ext.predict.features import RequestFacts, extract

@@ -17,6 +17,8 @@ from controlplane.accounts.models import OperatorToken, Role, User
 from controlplane.audit.models import AuditEntry
 from controlplane.common.actor import Actor, system_actor
 from controlplane.common.clock import utc_now
+from controlplane.common.leases import JobState
+from controlplane.common.models import BackgroundJob
 from controlplane.fleet.brakes import drain_backend, stop_grammars
 from controlplane.keys.models import ApiKey
 from controlplane.rollout.models import Revision
@@ -102,6 +104,9 @@ MUTATIONS: dict[tuple[str, str], tuple[Callable[[World], Any], str]] = {
     ("POST", "/routers/{id}/renew-token"): (lambda w: None, "router.token_renewed"),
     ("POST", "/training-jobs"): (lambda w: {"kind": "baseline"}, "job.queued"),
     ("POST", "/training-jobs/{id}/cancel"): (lambda w: None, "job.cancelled"),
+    ("POST", "/jobs"): (lambda w: {"kind": "usage-reconcile-books"}, "job.queued"),
+    ("POST", "/jobs/{id}/cancel"): (lambda w: None, "job.cancelled"),
+    ("POST", "/jobs/{id}/retry"): (lambda w: None, "job.queued"),
     ("POST", "/promotions"): (
         lambda w: {"pool": w.ids["pool_in_use"], "artifact": w.ids["artifacts"], "reason": "it is better"},
         "pool.length_model_promoted",
@@ -139,6 +144,10 @@ SYSTEM = system_actor("test")
 def path_of(method: str, route: str, world: World) -> str:
     DONE_BEFORE.get((method, route), lambda world: None)(world)
     kind = route.split("/")[1]
+    if route in ("/jobs/{id}/cancel", "/jobs/{id}/retry"):
+        state = JobState.QUEUED if route.endswith("cancel") else JobState.FAILED
+        job = BackgroundJob.objects.create(kind="usage-coarsen-old", queue="default", requested_by="x", state=state)
+        world.ids[kind] = job.id
     if kind == "training-jobs" and "{id}" in route:
         world.ids[kind] = start_job(actor=system_actor("test")).id
     route = route.replace("{tenant_id}", world.ids["tenants"])
@@ -206,7 +215,7 @@ def test_a_mutation_needs_the_write_scope_of_an_operator(
 
 READABLE = (
     "/tenants", "/groups", "/keys", "/tiers", "/pools", "/backends", "/hazards", "/routers", "/revisions", "/audit",
-    "/training-jobs", "/artifacts", "/promotions", "/predictor/drift", "/predictor/samples",
+    "/training-jobs", "/jobs", "/jobs/schedule", "/artifacts", "/promotions", "/predictor/drift", "/predictor/samples",
     "/members", "/invitations", "/tokens", "/usage/report", "/usage/quarantine", "/price-lists",
     "/price-assignments", "/statements", "/usage/reconciliations",
 )  # fmt: skip

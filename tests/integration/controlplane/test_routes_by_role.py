@@ -27,7 +27,7 @@ pytestmark = pytest.mark.django_db
 TABLE = Path(__file__).with_name("routes_by_role.txt")
 REST_IDS = {
     "tenants": "tenant_id", "keys": "key_id", "groups": "group_id", "pools": "pool_id", "tiers": "tier_id",
-    "backends": "backend_id", "tokens": "token_id", "hazards": "hazard_id", "training-jobs": "job_id",
+    "backends": "backend_id", "tokens": "token_id", "hazards": "hazard_id", "training-jobs": "job_id", "jobs": "job_id",
     "members": "member_id", "invitations": "invitation_id", "artifacts": "artifact_id", "routers": "router_id",
     "promotions": "promotion_id", "price-lists": "price_list_id", "statements": "statement_id",
     "price-assignments": "assignment_id",

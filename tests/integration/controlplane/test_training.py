@@ -21,12 +21,13 @@ from controlplane.audit.models import AuditEntry
 from controlplane.common.actor import Actor, system_actor
 from controlplane.common.clock import to_us, utc_now
 from controlplane.common.errors import Conflict
+from controlplane.common.leases import MAX_ATTEMPTS, JobState, LeaseLost, heartbeat
 from controlplane.fleet.models import Pool
 from controlplane.rollout.queries import current_body, current_number
 from controlplane.training import baseline_job, jobs
 from controlplane.training.actions import cancel_job, start_job, wake_lapsed_jobs
-from controlplane.training.lease import MAX_ATTEMPTS, LeaseLost, heartbeat, take_lease
-from controlplane.training.models import Artifact, Job, JobState
+from controlplane.training.lease import take_lease
+from controlplane.training.models import Artifact, Job
 from controlplane.usage.ingest import decode_batch, ingest
 from router_ext.predict.baseline import Baseline
 from router_ext.wire.controlplane import ConfigSnapshot
@@ -128,8 +129,8 @@ class TestJob:
         second = take_lease(job.id)
         assert second not in (None, first)
         with pytest.raises(LeaseLost):
-            heartbeat(job.id, first, progress=0.5)
-        heartbeat(job.id, second or "", progress=0.5, line="half")
+            heartbeat(Job.objects.all(), job.id, first, progress=0.5)
+        heartbeat(Job.objects.all(), job.id, second or "", progress=0.5, line="half")
         job.refresh_from_db()
         assert (job.attempts, job.progress) == (2, 0.5)
         assert "half" in job.log

@@ -14,13 +14,14 @@ from django.urls import reverse
 from controlplane.accounts.models import Role
 from controlplane.common.actor import system_actor
 from controlplane.common.clock import to_us, utc_now
+from controlplane.common.leases import JobState
 from controlplane.console import plots
 from controlplane.fleet.actions import create_pool
 from controlplane.fleet.models import Pool
 from controlplane.fleet.routers import create_router, take_heartbeat
 from controlplane.training.actions import start_job
 from controlplane.training.drift import watch
-from controlplane.training.models import Artifact, Dataset, Job, JobState, Promotion
+from controlplane.training.models import Artifact, Dataset, Job, Promotion
 from controlplane.training.promotion import promote
 from controlplane.usage.accuracy import WIDTHS
 from controlplane.usage.ingest import decode_batch, ingest

@@ -5,18 +5,29 @@ from __future__ import annotations
 import threading
 import time
 from types import TracebackType
-from typing import Self
+from typing import Any, Protocol, Self
 
 import structlog
 from django.db import DatabaseError, connection
+from django.db.models import QuerySet
 from psycopg_pool import PoolTimeout
 
-from controlplane.training.lease import LEASE, LeaseLost, heartbeat
+from controlplane.common.leases import LEASE, LeaseLost, heartbeat
 
 logger = structlog.get_logger(__name__)
 
 BEAT_S = 2.0
 """How soon a cancelled job notices, and how fresh its progress is; the lease lasts thirty times as long."""
+
+
+class Report(Protocol):
+    """How a long piece of work says how far it is, 0 to 1; it raises LeaseLost once nobody wants the work any more."""
+
+    def __call__(self, progress: float, line: str = "") -> None: ...
+
+
+def unreported(progress: float, line: str = "") -> None:
+    """For work that nobody follows."""
 
 
 class Keeper:
@@ -25,16 +36,16 @@ class Keeper:
     ``is_lost`` is true once the job was cancelled or taken over, or nobody could be told of it for as long as the lease
     lasts: whoever works for it stops then. A job that hangs is ended by the time limit of its task, not here.
 
-    Usage: ``with Keeper(job_id, lease) as keeper: ...``; all methods may be called from any thread.
+    Usage: ``with Keeper(rows, job_id, lease) as keeper: ...``; all methods may be called from any thread. ``rows``: all
+    jobs of the table. Taking the lease was the first heartbeat: what ends before the second costs no further one.
     """
 
-    def __init__(self, job_id: str, lease: str) -> None:
-        self._job_id, self._lease = job_id, lease
+    def __init__(self, rows: QuerySet[Any], job_id: str, lease: str) -> None:
+        self._rows, self._job_id, self._lease = rows, job_id, lease
         self._guard = threading.Lock()
         self._progress = 0.0
         self._lines: list[str] = []
-        self._wake = threading.Event()
-        self._is_left = False
+        self._left = threading.Event()
         self._is_lost = False
         self._kept_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name=f"keeper-{job_id}", daemon=True)
@@ -46,10 +57,9 @@ class Keeper:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._is_left = True
-        self._wake.set()
+        self._left.set()
         self._thread.join()
-        if not self._is_lost:
+        if self._lines and not self._is_lost:
             self._beat()  # what was said since the last one belongs to the log, above all before a failure
         if kind is None:
             self.check()
@@ -61,6 +71,11 @@ class Keeper:
             if line:
                 self._lines.append(line)
 
+    def report(self, progress: float, line: str = "") -> None:
+        """``tell``, then ``check``."""
+        self.tell(progress, line)
+        self.check()
+
     def is_lost(self) -> bool:
         return self._is_lost
 
@@ -71,9 +86,8 @@ class Keeper:
 
     def _run(self) -> None:
         try:
-            while not self._is_left and not self._is_lost:
+            while not self._left.wait(BEAT_S) and not self._is_lost:
                 self._beat()
-                self._wake.wait(BEAT_S)
         finally:
             connection.close()
 
@@ -82,7 +96,7 @@ class Keeper:
             progress, lines = self._progress, self._lines
             self._lines = []
         try:
-            heartbeat(self._job_id, self._lease, progress=progress, line="\n".join(lines))
+            heartbeat(self._rows, self._job_id, self._lease, progress=progress, line="\n".join(lines))
         except LeaseLost:
             self._is_lost = True
         except (DatabaseError, PoolTimeout):
