@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 
 import msgspec
@@ -41,6 +42,12 @@ def pool_names(*, actor: Actor) -> dict[str, str]:
     """Name by id: what a key may name as its pool, for people of tenants as well."""
     actor.require(Scope.TENANT_READ)
     return dict(Pool.objects.order_by("name").values_list("id", "name"))
+
+
+def backend_names(*, actor: Actor) -> dict[str, str]:
+    """Name by id."""
+    actor.require(Scope.READ)
+    return dict(Backend.objects.values_list("id", "name"))
 
 
 def find_pool(reference: str) -> Pool | None:
@@ -88,9 +95,12 @@ def router_address(*, actor: Actor) -> str | None:
     return next((i.address for i in instances if i.address), None)
 
 
-def live_heartbeats() -> dict[str, Heartbeat]:
-    """Heartbeat by instance, of the instances that sent one within the last 15 seconds; empty without Valkey."""
-    instances = list(RouterStatus.objects.order_by("instance").values_list("instance", flat=True))
+def live_heartbeats(instances: Sequence[str] | None = None) -> dict[str, Heartbeat]:
+    """Heartbeat by instance, of the instances (None: of all) that sent one within the last 15 seconds; empty without
+    Valkey.
+    """
+    if instances is None:
+        instances = list(RouterStatus.objects.order_by("instance").values_list("instance", flat=True))
     if not instances:
         return {}
     try:

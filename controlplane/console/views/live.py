@@ -23,7 +23,7 @@ from controlplane.console.frame import actor_of, of_tenants, signed_in
 from controlplane.fleet import hazards
 from controlplane.fleet import queries as fleet_queries
 from controlplane.fleet.live import HISTORY_S, History, PoolNow, TenantNow, TierNow, histories, pools_now
-from controlplane.fleet.models import Pool
+from controlplane.fleet.models import RouterStatus
 from controlplane.rollout.queries import current_number
 from controlplane.tenants.queries import names_of
 from controlplane.usage import queries as usage_queries
@@ -36,6 +36,26 @@ FORGOTTEN_S = 86_400
 """An instance that was not heard of for so long is gone, and no alarm."""
 SHOWN_TENANTS = 10
 """Tenants of a pool where several pools are shown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """What the database knows: instances of routers (``revoked``: those whose credential is), names by id."""
+
+    instances: list[RouterStatus]
+    revoked: set[str]
+    pools: dict[str, str]
+    backends: dict[str, str]
+
+    @classmethod
+    def read(cls, actor: Actor) -> Fleet:
+        routers = list(fleet_queries.routers(actor=actor))
+        return cls(
+            instances=[status for router in routers for status in router.instances.all()],
+            revoked={s.instance for router in routers if router.revoked_at for s in router.instances.all()},
+            pools=fleet_queries.pool_names(actor=actor),
+            backends=fleet_queries.backend_names(actor=actor),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,25 +124,30 @@ class PoolPicture:
 @require_safe
 @of_tenants
 def page(request: HttpRequest) -> HttpResponseBase:
-    context = {**_page_context(request), **_context(request)}
-    if actor_of(request).tenant is None:
-        context |= _charts_context(request)
-    return render(request, "console/live.html", context)
+    actor, context = actor_of(request), _page_context(request)
+    if actor.tenant is not None:
+        return render(request, "console/live.html", {**context, **_of_tenant(actor, actor.tenant)})
+    fleet, wanted = Fleet.read(actor), request.GET.get("pool", "")
+    return render(request, "console/live.html", {**context, **_now(actor, fleet, wanted), **_charts(fleet, wanted)})
 
 
 @require_safe
 @of_tenants
 def fragment(request: HttpRequest) -> HttpResponseBase:
-    context = _context(request)
+    actor = actor_of(request)
+    if actor.tenant is not None:
+        return render(request, _template(request), _of_tenant(actor, actor.tenant))
+    context = _now(actor, Fleet.read(actor), request.GET.get("pool", ""))
     # Said again, it would be read out again.
-    context["is_news"] = context.get("said") != request.GET.get("said", "")
+    context["is_news"] = context["said"] != request.GET.get("said", "")
     return render(request, _template(request), context)
 
 
 @require_safe
 @signed_in
 def last_minutes(request: HttpRequest) -> HttpResponseBase:
-    return render(request, "console/fragments/live_charts.html", _charts_context(request))
+    fleet = Fleet.read(actor_of(request))
+    return render(request, "console/fragments/live_charts.html", _charts(fleet, request.GET.get("pool", "")))
 
 
 def _template(request: HttpRequest) -> str:
@@ -143,22 +168,15 @@ def _page_context(request: HttpRequest) -> dict[str, Any]:
     }
 
 
-def _context(request: HttpRequest) -> dict[str, Any]:
-    actor = actor_of(request)
-    if actor.tenant is not None:
-        return _of_tenant(actor, actor.tenant)
-    beats = fleet_queries.live_heartbeats()
-    routers, problems = _routers(actor)
-    pools = {p.id: p for p in fleet_queries.pools(actor=actor)}
+def _now(actor: Actor, fleet: Fleet, wanted: str) -> dict[str, Any]:
+    beats = fleet_queries.live_heartbeats([each.instance for each in fleet.instances])
+    routers, problems = _routers(fleet)
     seen = pools_now(beats)
-    wanted = request.GET.get("pool", "")
-    shown = [pool for pool in dict.fromkeys([*pools, *sorted(seen)]) if not wanted or pool == wanted]
+    shown = [pool for pool in dict.fromkeys([*fleet.pools, *sorted(seen)]) if not wanted or pool == wanted]
     events = usage_queries.latest_events(actor=actor, limit=12)
     names = names_of({e.tenant for e in events} | {t for pool in shown if pool in seen for t in seen[pool].tenants})
-    pictures = [
-        _picture(pool, seen[pool], names, pools.get(pool), is_whole=bool(wanted)) for pool in shown if pool in seen
-    ]
-    silent = [pools[pool].name for pool in shown if pool not in seen]
+    pictures = [_picture(pool, seen[pool], names, fleet, is_whole=bool(wanted)) for pool in shown if pool in seen]
+    silent = [fleet.pools[pool] for pool in shown if pool not in seen]
     full_disks = [(name, beat.overflow_events) for name, beat in sorted(beats.items()) if beat.overflow_events]
     problems += [problem for picture in pictures for problem in _backend_problems(picture)]
     return {
@@ -201,32 +219,31 @@ def _number(n: int, word: str) -> str:
     return f"{n:,} {word}{'' if n == 1 else 's'}"
 
 
-def _routers(actor: Actor) -> tuple[list[dict[str, Any]], list[str]]:
+def _routers(fleet: Fleet) -> tuple[list[dict[str, Any]], list[str]]:
     now = utc_now()
     rows, problems = [], []
-    for router in fleet_queries.routers(actor=actor):
-        for status in router.instances.all():
-            age_s = (now - status.seen_at).total_seconds()
-            is_live = age_s < STALE_S
-            rows.append({"status": status, "is_live": is_live, "age_s": int(age_s)})
-            if not is_live and age_s < FORGOTTEN_S and router.revoked_at is None:
-                problems.append(f"Router {status.instance} does not report.")
+    for status in fleet.instances:
+        age_s = (now - status.seen_at).total_seconds()
+        is_live = age_s < STALE_S
+        rows.append({"status": status, "is_live": is_live, "age_s": int(age_s)})
+        if not is_live and age_s < FORGOTTEN_S and status.instance not in fleet.revoked:
+            problems.append(f"Router {status.instance} does not report.")
     return rows, problems
 
 
 # --- pools -------------------------------------------------------------------------------------------------------
 
 
-def _picture(pool_id: str, now: PoolNow, names: dict[str, str], pool: Pool | None, *, is_whole: bool) -> PoolPicture:
-    servers = {b.id: b.name for b in pool.backends.all()} if pool is not None else {}
+def _picture(pool: str, now: PoolNow, names: dict[str, str], fleet: Fleet, *, is_whole: bool) -> PoolPicture:
+    servers = fleet.backends
     tenants = now.busiest()
     shown = tenants if is_whole else tenants[:SHOWN_TENANTS]
     hidden = tenants[len(shown) :]
     others = _sum_of([*hidden, *([now.others] if now.others.number else [])])
     rows = _tenant_rows(now, [*shown, *([others] if others else [])], names)
     return PoolPicture(
-        id=pool_id,
-        name=pool.name if pool is not None else pool_id,
+        id=pool,
+        name=fleet.pools.get(pool, pool),
         now=now,
         span=_span(now.recent_s),
         tiers=[_tier_row(tier) for tier in now.tiers.values()],
@@ -314,21 +331,14 @@ def _span(seconds: int | None) -> str:
 # --- charts ------------------------------------------------------------------------------------------------------
 
 
-def _charts_context(request: HttpRequest) -> dict[str, Any]:
-    actor, now = actor_of(request), utc_now()
-    instances = [
-        i.instance
-        for router in fleet_queries.routers(actor=actor)
-        for i in router.instances.all()
-        if (now - i.seen_at).total_seconds() < HISTORY_S + STALE_S
-    ]
-    found = histories(instances=instances, now=now)
-    wanted = request.GET.get("pool", "")
-    names = fleet_queries.pool_names(actor=actor)
+def _charts(fleet: Fleet, wanted: str) -> dict[str, Any]:
+    now = utc_now()
+    heard = [i.instance for i in fleet.instances if (now - i.seen_at).total_seconds() < HISTORY_S + STALE_S]
+    found = histories(instances=heard, now=now)
     return {
         "plotted": [
             {"name": name, "ttft": _ttft_chart(found[pool], name), "tokens": _tokens_chart(found[pool], name)}
-            for pool, name in names.items()
+            for pool, name in fleet.pools.items()
             if pool in found and not found[pool].is_empty and wanted in ("", pool)
         ]
     }
