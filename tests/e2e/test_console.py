@@ -129,10 +129,19 @@ def test_a_tenant_is_made_served_counted_and_refused_after_revocation(page: Page
 def test_the_live_page_refreshes_itself(page: Page, whole_stack: Stack) -> None:
     problems = problems_of(page)
     sign_in(page, whole_stack)
-    with page.expect_response(lambda answer: answer.url.endswith("/live/fragment/")) as refreshed:
-        expect(page.get_by_role("heading", name="Routers")).to_be_visible()
-    assert refreshed.value.status == 200
+    region = "document.getElementById('live-status')"
+    expect(page.locator("#live-status")).to_contain_text("All is well: 1 router")
+    page.evaluate(f"{region}.firstElementChild.seen = true")
+    for _ in range(2):
+        with page.expect_response(lambda answer: "/live/fragment/?said=" in answer.url) as refreshed:
+            expect(page.get_by_role("heading", name="Routers")).to_be_visible()
+        assert refreshed.value.status == 200
     expect(page.get_by_role("heading", name=MODEL)).to_be_visible()
+    # What has not changed is left alone, else it would be read out every two seconds.
+    assert page.evaluate(f"{region}.firstElementChild.seen")
+    page.get_by_role("link", name="Pause").click()
+    expect(page.get_by_role("link", name="Refresh again")).to_be_visible()
+    assert page.locator("[hx-get]").count() == 0
     assert problems == []
 
 

@@ -268,4 +268,4 @@ class TestPlots:
 
     @pytest.mark.parametrize(("value", "top"), [(0.03, 0.04), (1, 1), (1.1, 2), (49, 50), (50.1, 80), (900, 1_000)])
     def test_axes_end_at_round_numbers(self, value: float, top: float) -> None:
-        assert plots._round_up(value) == pytest.approx(top)
+        assert plots.round_up(value) == pytest.approx(top)
