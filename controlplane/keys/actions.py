@@ -7,7 +7,6 @@ from datetime import datetime, timedelta
 from typing import Any, TypedDict
 
 from django.conf import settings
-from django.db import connection
 from django.db.models import F
 from typing_extensions import Unpack
 
@@ -15,6 +14,7 @@ from controlplane.audit.actions import record, save_change
 from controlplane.common import secrets
 from controlplane.common.access import visible
 from controlplane.common.actor import Actor, Scope
+from controlplane.common.bound import bound_cursor
 from controlplane.common.clock import utc_now
 from controlplane.common.errors import Conflict, Invalid
 from controlplane.common.limits import limit_fields, set_limits
@@ -233,19 +233,21 @@ def revoke_all(actor: Actor, tenant: Tenant) -> dict[str, Any]:
 
 _USED_SQL = """
     WITH due AS (
-        SELECT id, wanted.at FROM unnest(%(keys)s::text[], %(instants)s::timestamptz[]) AS wanted(id, at)
-        JOIN keys_apikey AS known USING (id)
-        WHERE known.last_used_at IS NULL OR known.last_used_at < wanted.at - make_interval(secs => %(step_s)s)
+        SELECT id, TIMESTAMPTZ 'epoch' + us * interval '1 microsecond' AS at
+        FROM unnest(%b::text[], %b::int8[]) AS wanted (id, us) JOIN keys_apikey AS known USING (id)
+        WHERE known.last_used_at IS NULL
+           OR known.last_used_at < TIMESTAMPTZ 'epoch' + us * interval '1 microsecond' - %s::interval
         ORDER BY id FOR UPDATE OF known
     )
     UPDATE keys_apikey SET last_used_at = due.at FROM due WHERE keys_apikey.id = due.id
 """
 
 
-def note_used(last_used: Mapping[str, datetime]) -> None:
-    """Note when keys were last used, at most once a minute each; ordered, so that batches cannot deadlock."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            _USED_SQL,
-            {"keys": list(last_used), "instants": list(last_used.values()), "step_s": LAST_USED_STEP.total_seconds()},
-        )
+def note_used(last_used_us: Mapping[str, int]) -> None:
+    """Note when keys were last used, at most once a minute each; ordered, so that batches cannot deadlock.
+
+    Args:
+        last_used_us: microseconds since the epoch by key.
+    """
+    with bound_cursor() as cursor:
+        cursor.execute(_USED_SQL, [list(last_used_us), list(last_used_us.values()), LAST_USED_STEP])

@@ -1,13 +1,17 @@
 """Books batches of usage events: at least once on the wire, exactly once in the table.
 
-COPY into a temporary table, then INSERT .. ON CONFLICT DO NOTHING in the order of the key. What cannot be booked is
-quarantined with its bytes, never dropped and never in the way of the rest of its batch. Predictions and features that
-come with an event go beside it (``usage.samples``).
+The events of a batch that are known already are looked up by key, the others go straight into the table by COPY, in
+the order of the key; its primary key has the last word. Where another batch books one of them in between, COPY fails,
+and the batch is begun again: by then the other one is known. What cannot be booked is quarantined with its bytes, never
+dropped and never in the way of the rest of its batch. Predictions and features that come with an event go beside it
+(``usage.samples``).
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import struct
 import time
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
@@ -17,15 +21,15 @@ from typing import Any
 import msgspec
 import psycopg
 import structlog
-from django.db import OperationalError, connection, transaction
+from django.db import IntegrityError, OperationalError, connection, transaction
 
+from controlplane.common.bound import bound_cursor
 from controlplane.common.clock import from_us, to_us, utc_now
 from controlplane.keys.actions import note_used
 from controlplane.usage import samples, totals
 from controlplane.usage.models import QuarantinedEvent
 from controlplane.usage.partitions import ensure_days
-from controlplane.usage.rollup import QUARTER_SQL
-from router_ext.wire.controlplane import MomentRecord, ReasonRecord, UsageAck, UsageEvent
+from router_ext.wire.controlplane import MomentRecord, ReasonRecord, UsageAck, UsageBatch, UsageEvent
 from router_ext.wire.decoding import NotDecoded
 
 logger = structlog.get_logger(__name__)
@@ -37,8 +41,11 @@ EXPLAINED_WAIT_US = 1_000_000
 """Explanations are kept for requests that waited longer than this, were preempted or did not complete."""
 MAX_LINES = 32
 MAX_MOMENTS = 64
-_DEADLOCK_RETRIES = 5
-_RECENT_US = 86_400_000_000
+_RETRIES = 20
+"""Each time another batch has booked something, so there are as many as batches with the same events at most."""
+_DAY_US = 86_400_000_000
+_QUARTER_US = 900_000_000
+_MAX_AGE_US = MAX_AGE // timedelta(microseconds=1)
 _INT32 = 2**31 - 1
 _INT64 = 2**63 - 1
 
@@ -48,20 +55,37 @@ _COLUMNS = (
     "preemptions", "recomputed_tokens", "resumed_prefill_tokens", "kv_token_seconds", "max_new_tokens",
     "predicted_tokens", "predictor", "finish_reason", "resume_class", "backends", "error_code",
 )  # fmt: skip
+# Instants and backends are given as PostgreSQL keeps them: microseconds since 2000, and the bytes of an array.
 _TYPES = (
-    "timestamptz", "text", "text", "text", "text", "text", "text", "text", "text", "text", "text",
-    "timestamptz", "timestamptz", "timestamptz", "int8", "int8", "text", "int4",
+    "int8", "text", "text", "text", "text", "text", "text", "text", "text", "text", "text",
+    "int8", "int8", "int8", "int8", "int8", "text", "int4",
     "int4", "int8", "int8", "float8", "int8",
-    "int8", "text", "text", "text", "text[]", "text",
+    "int8", "text", "text", "text", "bytea", "text",
 )  # fmt: skip
+_TEXTS = tuple(name for name, kind in zip(_COLUMNS, _TYPES, strict=True) if kind == "text")
+_EPOCH_US = 946_684_800_000_000
+_TEXT_OID = 25
 _LIST = ", ".join(_COLUMNS)
 
 
-class RawBatch(msgspec.Struct, frozen=True, kw_only=True):
+class _RawBatch(msgspec.Struct, frozen=True, kw_only=True):
     """A ``UsageBatch`` whose events are still bytes, so that one bad event does not spoil the others."""
 
     router: str
     events: list[msgspec.Raw]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """A batch as it came. ``events``: None where one of them could not be read, or a text may contain NUL."""
+
+    router: str
+    body: bytes
+    events: Sequence[UsageEvent] | None
+
+    def raw(self) -> list[bytes]:
+        """The bytes of each event."""
+        return [bytes(raw) for raw in _raw_decoder.decode(self.body).events]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,69 +95,116 @@ class _Refused:
     event: UsageEvent | None
 
 
-_batch_decoder = msgspec.json.Decoder(RawBatch)
+_batch_decoder = msgspec.json.Decoder(UsageBatch)
+_raw_decoder = msgspec.json.Decoder(_RawBatch)
 _event_decoder = msgspec.json.Decoder(UsageEvent)
 
 
-def decode_batch(body: bytes) -> RawBatch:
+def decode_batch(body: bytes) -> Batch:
     """The batch of a request body.
 
     Raises:
         msgspec.MsgspecError: not JSON, or not a batch.
     """
-    return _batch_decoder.decode(body)
+    # JSON has no other way to write NUL, and few bodies have it.
+    if b"\\u0000" not in body:
+        try:
+            batch = _batch_decoder.decode(body)
+            return Batch(router=batch.router, body=body, events=batch.events)
+        except msgspec.ValidationError:
+            pass
+    return Batch(router=_raw_decoder.decode(body).router, body=body, events=None)
 
 
-def ingest(batch: RawBatch) -> UsageAck:
-    """Make everything in the batch durable. One transaction; deadlocks with other batches are tried again.
+def ingest(batch: Batch) -> UsageAck:
+    """Make everything in the batch durable. One transaction; where it met another batch, it is tried again.
 
     Returns:
         How many events were new, already known (those twice in one batch included) and quarantined.
     """
     now = utc_now()
-    good: dict[tuple[int, str], tuple[UsageEvent, tuple[Any, ...]]] = {}
-    refused: list[_Refused] = []
-    unreadable_predictions: set[tuple[int, str]] = set()
-    n_twice = 0
-    for raw in batch.events:
-        body = bytes(raw)
+    sorted_out = _sort_out(batch, now)
+    ordered = [sorted_out.good[key] for key in sorted(sorted_out.good)]
+    ensure_days({from_us(day * _DAY_US).date() for day in {event.arrived_at_us // _DAY_US for event in ordered}})
+    samples.prepare_days(ordered)
+    for attempt in range(_RETRIES + 1):
         try:
-            event, is_whole = _decode(body)
-        except NotDecoded as error:
-            refused.append(_Refused(body=body, reason=f"unreadable: {error}", event=None))
-            continue
-        if not is_whole:
-            unreadable_predictions.add((event.arrived_at_us, event.event))
-        reason = _fault(event, body, now)
-        if reason is not None:
-            refused.append(_Refused(body=body, reason=reason, event=event))
-        elif (event.arrived_at_us, event.event) in good:
-            n_twice += 1
-        else:
-            good[event.arrived_at_us, event.event] = (event, _row(event))
-    ordered = [good[key] for key in sorted(good)]
-    ensure_days({row[0].date() for _, row in ordered})
-    samples.prepare_days([(event, row[0]) for event, row in ordered])
-    for attempt in range(_DEADLOCK_RETRIES + 1):
-        try:
-            with transaction.atomic():
-                new = _book(ordered, unreadable_predictions, router=batch.router) if ordered else []
+            with transaction.atomic(), connection.wrap_database_errors:
+                new = _book(ordered, sorted_out.unreadable_predictions, router=batch.router) if ordered else []
+                refused = sorted_out.refused
                 n_quarantined = _quarantine(refused, router=batch.router, now=now) if refused else 0
                 booked_at_us = totals.add(new)
             break
-        except OperationalError as error:
-            if not isinstance(error.__cause__, psycopg.errors.DeadlockDetected) or attempt == _DEADLOCK_RETRIES:
+        except (OperationalError, IntegrityError) as error:
+            met = (psycopg.errors.DeadlockDetected, psycopg.errors.UniqueViolation)
+            if not isinstance(error.__cause__, met) or attempt == _RETRIES:
                 raise
-            logger.warning("usage.deadlock_retried", attempt=attempt + 1)
+            logger.warning("usage.batch_retried", attempt=attempt + 1, reason=type(error.__cause__).__name__)
     if n_quarantined:
         # The alarm: one line per batch with new ones; the console and REST show how many there are.
         logger.error("usage.quarantined", router=batch.router, events=n_quarantined, reason=refused[0].reason)
     return UsageAck(
         accepted=len(new),
-        known=len(ordered) - len(new) + n_twice,
+        known=len(ordered) - len(new) + sorted_out.n_twice,
         quarantined=len(refused),
         booked_at_us=booked_at_us,
     )
+
+
+@dataclass(slots=True)
+class _SortedOut:
+    """What can be booked by key, what cannot, and whose prediction could not be read. ``n_twice``: in this batch."""
+
+    good: dict[tuple[int, str], UsageEvent]
+    refused: list[_Refused]
+    unreadable_predictions: set[tuple[int, str]]
+    n_twice: int = 0
+
+
+def _sort_out(batch: Batch, now: datetime) -> _SortedOut:
+    if batch.events is None:
+        return _sort_out_raw(batch, now)
+    now_us = to_us(now)
+    oldest_us = now_us - _MAX_AGE_US
+    good: dict[tuple[int, str], UsageEvent] = {}
+    refused: list[_Refused] = []
+    raw: list[bytes] = []
+    for number, event in enumerate(batch.events):
+        if not _is_sound(event, oldest_us, now_us):
+            raw = raw or batch.raw()
+            reason = _fault(event, raw[number], now)
+            if reason is not None:
+                refused.append(_Refused(body=raw[number], reason=reason, event=event))
+                continue
+        good.setdefault((event.arrived_at_us, event.event), event)
+    return _SortedOut(good, refused, set(), n_twice=len(batch.events) - len(refused) - len(good))
+
+
+def _sort_out_raw(batch: Batch, now: datetime) -> _SortedOut:
+    """Event by event."""
+    found = _SortedOut({}, [], set())
+    for body in batch.raw():
+        try:
+            event, is_whole = _decode(body)
+        except NotDecoded as error:
+            found.refused.append(_Refused(body=body, reason=f"unreadable: {error}", event=None))
+            continue
+        key = (event.arrived_at_us, event.event)
+        if not is_whole:
+            found.unreadable_predictions.add(key)
+        reason = _fault(event, body, now)
+        if reason is not None:
+            found.refused.append(_Refused(body=body, reason=reason, event=event))
+        elif key in found.good:
+            found.n_twice += 1
+        else:
+            found.good[key] = event
+    return found
+
+
+def n_events(body: bytes) -> int:
+    """How many events a batch has, whatever they are."""
+    return len(_raw_decoder.decode(body).events)
 
 
 def copy_rate(given: Sequence[bytes]) -> float:
@@ -141,7 +212,7 @@ def copy_rate(given: Sequence[bytes]) -> float:
 
     The rows are made before; those sent twice are among them. Nothing stays.
     """
-    rows = [[_row(_event_decoder.decode(bytes(raw))) for raw in decode_batch(body).events] for body in given]
+    rows = [[_row(event) for event in _batch_decoder.decode(body).events] for body in given]
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("CREATE TABLE usage_bare (LIKE usage_event INCLUDING DEFAULTS)")
         began = time.perf_counter()
@@ -170,6 +241,25 @@ def _decode(body: bytes) -> tuple[UsageEvent, bool]:
         return msgspec.convert(plain, UsageEvent), False
 
 
+def _is_sound(event: UsageEvent, oldest_us: int, now_us: int) -> bool:
+    """Whether nothing is the matter with an event without NUL, as with nearly all: what ``_fault`` says, quickly."""
+    return (
+        oldest_us <= event.arrived_at_us <= now_us
+        and 0 <= event.ended_at_us <= now_us
+        and 0 <= (event.first_dispatch_us or 0) <= now_us
+        and 0 <= (event.first_token_us or 0) <= now_us
+        and 0 <= event.prompt_tokens <= _INT64
+        and 0 <= event.output_tokens <= _INT64
+        and 0 <= event.recomputed_tokens <= _INT64
+        and 0 <= event.resumed_prefill_tokens <= _INT64
+        and 0 <= event.segments <= _INT32
+        and 0 <= event.preemptions <= _INT32
+        and -_INT64 <= (event.max_new_tokens or 0) <= _INT64
+        and -_INT64 <= (event.predicted_tokens or 0) <= _INT64
+        and event.event != ""
+    )
+
+
 def _fault(event: UsageEvent, body: bytes, now: datetime) -> str | None:
     """Why an event cannot be booked, None if it can."""
     fault = _time_fault(event, now)
@@ -186,9 +276,9 @@ def _fault(event: UsageEvent, body: bytes, now: datetime) -> str | None:
     for name in ("max_new_tokens", "predicted_tokens"):
         if not -_INT64 <= (getattr(event, name) or 0) <= _INT64:
             return f"{name} {getattr(event, name)} is out of range"
-    if b"\\u0000" not in body:  # JSON has no other way to write NUL, and few events have it
+    if b"\\u0000" not in body:
         return None
-    texts = (getattr(event, n) for n, t in zip(_COLUMNS, _TYPES, strict=True) if t == "text")
+    texts = (getattr(event, name) for name in _TEXTS)
     kept = msgspec.to_builtins((event.explanation, event.reasons, event.timeline))
     if any(text is not None and "\0" in text for text in (*texts, *event.backends, *_texts(kept))):
         return "a text contains NUL"
@@ -196,11 +286,6 @@ def _fault(event: UsageEvent, body: bytes, now: datetime) -> str | None:
 
 
 def _time_fault(event: UsageEvent, now: datetime) -> str | None:
-    given = (event.arrived_at_us, event.ended_at_us, event.first_dispatch_us, event.first_token_us)
-    now_us = to_us(now)
-    # Nearly all are of the last minutes, and numbers are compared faster than dates are made.
-    if all(t is None or now_us - _RECENT_US <= t <= now_us for t in given):
-        return None
     try:
         arrived = from_us(event.arrived_at_us)
         ends = [from_us(t) for t in (event.ended_at_us, event.first_dispatch_us, event.first_token_us) if t is not None]
@@ -227,67 +312,99 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _row(event: UsageEvent) -> tuple[Any, ...]:
-    def instant(microseconds: int | None) -> datetime | None:
-        return None if microseconds is None else from_us(microseconds)
-
+    """What COPY is given; instants must be of the calendar."""
+    dispatch, token = event.first_dispatch_us, event.first_token_us
     return (
-        from_us(event.arrived_at_us), event.event, event.request, event.router, event.tenant, event.key, event.pool,
-        event.model, event.tier, event.dialect, event.outcome, instant(event.ended_at_us),
-        instant(event.first_dispatch_us), instant(event.first_token_us), event.prompt_tokens, event.output_tokens,
+        event.arrived_at_us - _EPOCH_US, event.event, event.request, event.router, event.tenant, event.key, event.pool,
+        event.model, event.tier, event.dialect, event.outcome, event.ended_at_us - _EPOCH_US,
+        None if dispatch is None else dispatch - _EPOCH_US, None if token is None else token - _EPOCH_US,
+        event.prompt_tokens, event.output_tokens,
         event.token_source, event.segments, event.preemptions, event.recomputed_tokens, event.resumed_prefill_tokens,
         event.kv_token_seconds, event.max_new_tokens, event.predicted_tokens, event.predictor, event.finish_reason,
-        event.resume_class, event.backends, event.error_code,
+        event.resume_class, _array(tuple(event.backends)), event.error_code,
     )  # fmt: skip
 
 
+@functools.lru_cache(maxsize=4_096)
+def _array(texts: tuple[str, ...]) -> bytes:
+    """A text array as PostgreSQL takes it. Few are different: an event's backends are one or two of its pool's."""
+    if not texts:
+        return struct.pack("!3i", 0, 0, _TEXT_OID)
+    parts = [struct.pack("!5i", 1, 0, _TEXT_OID, len(texts), 1)]
+    for text in map(str.encode, texts):
+        parts += (struct.pack("!i", len(text)), text)
+    return b"".join(parts)
+
+
+# One look into the index of its day for each, whatever the planner knows of a day that fills. The multiplication is exact: both
+# factors, and what comes out, are below 2 ** 53.
+_KNOWN_SQL = """
+    SELECT ordinal FROM unnest(%b::int8[], %b::text[]) WITH ORDINALITY AS sent (us, event, ordinal)
+    CROSS JOIN LATERAL (
+        SELECT FROM usage_event AS booked
+        WHERE booked.arrived_at = TIMESTAMPTZ 'epoch' + us * interval '1 microsecond' AND booked.event = sent.event
+          AND booked.arrived_at BETWEEN %s AND %s
+        LIMIT 1
+    ) AS found
+"""
+_MARK_SQL = """
+    WITH quarters AS (
+        SELECT unnest(%s::timestamptz[]) AS quarter
+    ), hours AS (
+        INSERT INTO usage_touched_hour (hour)
+        SELECT DISTINCT date_trunc('hour', quarter, 'UTC') FROM quarters RETURNING hour
+    )
+    INSERT INTO usage_touched_quarter (quarter)
+    SELECT quarter FROM quarters
+    UNION
+    SELECT hour + n * interval '15 minutes' FROM hours CROSS JOIN generate_series(0, 3) AS n
+    WHERE EXISTS (SELECT FROM usage_quarter WHERE at = hour AND minutes = 60)
+"""
+
+
 def _book(
-    ordered: Sequence[tuple[UsageEvent, tuple[Any, ...]]], unreadable_predictions: Set[tuple[int, str]], *, router: str
-) -> list[totals.Arrived]:
-    """Insert rows in key order; returns the events that were new. Marks the quarters and hours that changed."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "CREATE TEMPORARY TABLE IF NOT EXISTS usage_incoming (LIKE usage_event INCLUDING DEFAULTS) "
-            "ON COMMIT DELETE ROWS"
-        )
-        cursor.execute("TRUNCATE usage_incoming")
-        with cursor.copy(f"COPY usage_incoming ({_LIST}) FROM STDIN (FORMAT BINARY)") as copy:
+    ordered: Sequence[UsageEvent], unreadable_predictions: Set[tuple[int, str]], *, router: str
+) -> list[UsageEvent]:
+    """Insert rows in key order; returns the events that were new. Marks the quarters and hours that changed.
+
+    Raises:
+        IntegrityError: another batch has booked one of them since it was looked up.
+    """
+    with bound_cursor() as cursor:
+        first, last = (from_us(ordered[place].arrived_at_us) for place in (0, -1))
+        cursor.execute(_KNOWN_SQL, [[e.arrived_at_us for e in ordered], [e.event for e in ordered], first, last])
+        known = {ordinal - 1 for (ordinal,) in cursor.fetchall()}
+        new = [event for number, event in enumerate(ordered) if number not in known] if known else list(ordered)
+        if not new:
+            return []
+        with cursor.copy(f"COPY usage_event ({_LIST}) FROM STDIN (FORMAT BINARY)") as copy:
             copy.set_types(_TYPES)
-            for _, row in ordered:
-                copy.write_row(row)
-        cursor.execute(
-            f"""
-            WITH booked AS (
-                INSERT INTO usage_event ({_LIST}) SELECT {_LIST} FROM usage_incoming ORDER BY arrived_at, event
-                ON CONFLICT DO NOTHING RETURNING arrived_at, event
-            ), quarters AS (
-                SELECT DISTINCT {QUARTER_SQL.format(at="arrived_at")} AS quarter FROM booked
-            ), hours AS (
-                INSERT INTO usage_touched_hour (hour)
-                SELECT DISTINCT date_trunc('hour', quarter, 'UTC') FROM quarters RETURNING hour
-            ), marked AS (
-                INSERT INTO usage_touched_quarter (quarter)
-                SELECT quarter FROM quarters
-                UNION
-                SELECT hour + n * interval '15 minutes' FROM hours CROSS JOIN generate_series(0, 3) AS n
-                WHERE EXISTS (SELECT FROM usage_quarter WHERE at = hour AND minutes = 60)
-            )
-            SELECT arrived_at, event FROM booked
-            """
-        )
-        booked = set(cursor.fetchall())
-    new = [(event, row[0]) for event, row in ordered if (row[0], row[1]) in booked]
-    events = [event for event, _ in new]
-    _explain(events)
-    unreadable = [e for e in events if (e.arrived_at_us, e.event) in unreadable_predictions]
+            for event in new:
+                copy.write_row(_row(event))
+        quarters = {event.arrived_at_us // _QUARTER_US for event in new}
+        cursor.execute(_MARK_SQL, [[from_us(quarter * _QUARTER_US) for quarter in sorted(quarters)]])
+    _explain(new)
+    unreadable = [e for e in new if (e.arrived_at_us, e.event) in unreadable_predictions]
     samples.keep(new, unreadable=unreadable, router=router)
     # In order of arrival: the last one of each key stays.
-    note_used({event.key: arrived for event, arrived in new if event.key})
+    note_used({event.key: event.arrived_at_us for event in new if event.key})
     return new
 
 
+_EXPLAIN_SQL = """
+    INSERT INTO usage_explanation (arrived_at, event, tenant, lines, reasons, timeline)
+    SELECT TIMESTAMPTZ 'epoch' + us * interval '1 microsecond', event, tenant,
+           convert_from(lines, 'UTF8')::jsonb, convert_from(reasons, 'UTF8')::jsonb,
+           convert_from(timeline, 'UTF8')::jsonb
+    FROM unnest(%b::int8[], %b::text[], %b::text[], %b::bytea[], %b::bytea[], %b::bytea[])
+      AS kept (us, event, tenant, lines, reasons, timeline)
+    ON CONFLICT DO NOTHING
+"""
+
+
 def _explain(events: Sequence[UsageEvent]) -> None:
-    rows: list[tuple[datetime | str, ...]] = [
-        (from_us(e.arrived_at_us), e.event, e.tenant, *(msgspec.json.encode(v).decode() for v in _kept(e)))
+    rows = [
+        (e.arrived_at_us, e.event, e.tenant, *map(msgspec.json.encode, _kept(e)))
         for e in events
         if e.explanation
         and (
@@ -297,12 +414,8 @@ def _explain(events: Sequence[UsageEvent]) -> None:
         )
     ]
     if rows:
-        with connection.cursor() as cursor:
-            cursor.executemany(
-                "INSERT INTO usage_explanation (arrived_at, event, tenant, lines, reasons, timeline) "
-                "VALUES (%s, %s, %s, %s::jsonb, %s::jsonb, %s::jsonb) ON CONFLICT DO NOTHING",
-                rows,
-            )
+        with bound_cursor() as cursor:
+            cursor.execute(_EXPLAIN_SQL, [list(column) for column in zip(*rows, strict=True)])
 
 
 def _kept(event: UsageEvent) -> tuple[list[str], list[ReasonRecord], list[MomentRecord]]:

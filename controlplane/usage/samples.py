@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import UTC, date, datetime, time, timedelta
-from typing import Any, TypeAlias
+from typing import Any
 
 import structlog
 from django.db import connection, transaction
@@ -55,19 +55,15 @@ _SAMPLE_TYPES = (
 )  # fmt: skip
 
 
-Arrived: TypeAlias = tuple[UsageEvent, datetime]
-"""An event, and when it arrived."""
-
-
-def prepare_days(events: Sequence[Arrived]) -> None:
+def prepare_days(events: Sequence[UsageEvent]) -> None:
     """Make the partitions that ``keep`` will need. Outside the transaction."""
-    days = {arrived.date() for event, arrived in events if event.prediction is not None}
+    days = {from_us(event.arrived_at_us).date() for event in events if event.prediction is not None}
     for parent in (PREDICTIONS, SAMPLES):
         oldest = oldest_day(parent)
         ensure_days({day for day in days if day >= oldest}, parent)
 
 
-def keep(events: Sequence[Arrived], *, unreadable: Sequence[UsageEvent] = (), router: str) -> None:
+def keep(events: Sequence[UsageEvent], *, unreadable: Sequence[UsageEvent] = (), router: str) -> None:
     """Keep predictions and features of events that were booked just now, in their transaction.
 
     Args:
@@ -77,11 +73,12 @@ def keep(events: Sequence[Arrived], *, unreadable: Sequence[UsageEvent] = (), ro
     samples: list[tuple[Any, ...]] = []
     dropped: Counter[tuple[str, str]] = Counter((e.pool, "unreadable prediction") for e in unreadable)
     oldest = min(oldest_day(PREDICTIONS), oldest_day(SAMPLES))
-    for event, arrived in events:
+    for event in events:
         record = event.prediction
         # An answer cut before its first token says nothing of its length.
         if record is None or not 1 <= event.output_tokens <= MAX_TOKENS:
             continue
+        arrived = from_us(event.arrived_at_us)
         if arrived.date() < oldest:
             dropped[event.pool, "older than 28 days"] += 1
             continue

@@ -148,7 +148,7 @@ def _book(
             n_accepted += sum(routers.map(book, ready))
             seconds += time.perf_counter() - began
             n_batches += len(ready)
-            n_events += sum(len(ingest.decode_batch(body).events) for body in ready)
+            n_events += sum(map(ingest.n_events, ready))
             if n_batches % (5 * _AHEAD * sessions) == 0:
                 say(f"  {n_accepted:,} booked, {n_events / seconds:,.0f} events/s")
         routers.map(lambda _: connection.close(), range(sessions))
