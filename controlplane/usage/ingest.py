@@ -336,7 +336,8 @@ def _array(texts: tuple[str, ...]) -> bytes:
     return b"".join(parts)
 
 
-# One look into the index of its day for each, whatever the planner knows of a day that fills. The multiplication is exact: both
+# One look into the index of its day for each, whatever the planner knows of a day that fills. The multiplication is
+# exact: both
 # factors, and what comes out, are below 2 ** 53.
 _KNOWN_SQL = """
     SELECT ordinal FROM unnest(%b::int8[], %b::text[]) WITH ORDINALITY AS sent (us, event, ordinal)
