@@ -115,7 +115,10 @@ def over_time(
     every = max(1, -(-len(times) // 5))
     for i, instant in enumerate(times):
         if i % every == 0:
-            frame.labels.append({"x": f"{frame.x(places[i]):.1f}", "text": f"{instant:{stamp or _STAMP}}"})
+            x = frame.x(places[i])
+            # Some 75 pixels of text would stick out of the picture around a place at its end.
+            anchor = "end" if x + 38 > frame.width else "middle"
+            frame.labels.append({"x": f"{x:.1f}", "text": f"{instant:{stamp or _STAMP}}", "anchor": anchor})
     last = [f"{name} {shown(found)}" for name, values in series if (found := _last(values)) is not None]
     rows = [
         [f"{instant:{stamp or '%Y-%m-%d %H:%M'}}", *("–" if v[i] is None else shown(v[i] or 0.0) for _, v in series)]

@@ -73,4 +73,4 @@ def _changes(before: dict[str, object] | None, after: dict[str, object] | None) 
 
 
 def _text(value: object) -> str:
-    return "" if value is None else value if isinstance(value, str) else json.dumps(value)
+    return "" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
