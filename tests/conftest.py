@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -136,3 +137,20 @@ def model_dir(pytestconfig: pytest.Config) -> Path:
     folder = Path(named) if named else pytestconfig.rootpath / ".pytest_cache" / "d" / "model"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+@pytest.fixture(scope="session")
+def test_database(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
+    """The database of tests, made here where pytest-django saw no test that asks for it by its own fixtures."""
+    from django.test.utils import setup_databases, teardown_databases
+
+    from tests.support.control_plane import is_test_database
+
+    if is_test_database():
+        yield
+        return
+    with django_db_blocker.unblock():
+        databases = setup_databases(verbosity=0, interactive=False, aliases={"default"})
+    yield
+    with django_db_blocker.unblock():
+        teardown_databases(databases, verbosity=0)

@@ -6,10 +6,14 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from playwright.sync_api import Browser
 from support.stack import Stack, running_stack
+
+if TYPE_CHECKING:
+    from tests.support.console_pages import Console
 
 _SWITCHES = (
     "--no-sandbox",
@@ -36,3 +40,34 @@ def browser_type_launch_args(browser_type_launch_args: dict[str, Any]) -> dict[s
 def whole_stack() -> Iterator[Stack]:
     with tempfile.TemporaryDirectory(prefix="fairlane-e2e-") as folder, running_stack(Path(folder)) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def console(
+    request: pytest.FixtureRequest, test_database: None, django_db_blocker: Any, browser: Browser
+) -> Iterator[Console]:
+    """The console under gunicorn, on a database with one of everything, named by what the module says of ``NAMED``."""
+    from django.db import connections
+
+    from tests.support.console_pages import Console
+    from tests.support.control_plane import Site, empty_all_tables
+
+    site = Site()
+    with pytest.MonkeyPatch.context() as patch, django_db_blocker.unblock():
+        # Playwright's event loop stands still while a test runs, but Django sees that there is one.
+        patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
+        try:
+            shown = Console(browser, site(), request.module.NAMED)
+            yield shown
+            shown.close()
+        finally:
+            site.stop()
+            empty_all_tables()
+            connections.close_all()  # opened beside Playwright's loop, they are not those that pytest-django closes
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_old_screenshots() -> None:
+    from tests.support.console_pages import SCREENSHOTS
+
+    shutil.rmtree(SCREENSHOTS, ignore_errors=True)

@@ -147,7 +147,6 @@ def _statement(tenant: Tenant, pool: Pool) -> Statement:
 
 def enliven(world: World, actor: Actor, *, named: Callable[[str], str] = str) -> None:
     """What makes pages full: traffic of some days, a router at work, and objects in every state."""
-    other = world.people["stranger"].tenant_id
     revoked, _ = make_key(actor, world.tenant, world.pool, name=named("old key"))
     revoke_key(actor=actor, key_id=revoked.id)
     make_key(actor, world.tenant, world.pool, name=named("brief key"), expires_at=utc_now() + timedelta(minutes=1))
@@ -160,14 +159,14 @@ def enliven(world: World, actor: Actor, *, named: Callable[[str], str] = str) ->
         digest="1" * 64, router="rtr_1", event="evt_odd", tenant=world.tenant.id, reason=named("unreadable"), body=b"x",
         received_at=utc_now(),
     )  # fmt: skip
-    book(*_traffic(world, str(other)))
-    _tell(world, str(other), named)
+    book(*_traffic(world))
+    report_state(world)
     roll_up()
     reconcile()
 
 
-def _traffic(world: World, other: str) -> list[UsageEvent]:
-    now = to_us(utc_now()) - 120_000_000
+def _traffic(world: World) -> list[UsageEvent]:
+    now, other = to_us(utc_now()) - 120_000_000, str(world.people["stranger"].tenant_id)
     events = [
         predicted_event(
             tenant=(world.tenant.id, other)[index % 2], key=world.key.id, pool=world.pool.id, model=world.pool.name,
@@ -201,7 +200,9 @@ def _explained(world: World, arrived: int) -> UsageEvent:
     )
 
 
-def _tell(world: World, other: str, named: Callable[[str], str]) -> None:
+def report_state(world: World) -> None:
+    """A heartbeat of a busy router; it is forgotten after 15 seconds."""
+    other = str(world.people["stranger"].tenant_id)
     waiting: dict[str, Any] = {"tenant": world.tenant.id, "key": world.key.id, "tier": "standard"}
     now = to_us(utc_now())
     group = world.tenant.group.name if world.tenant.group else None
@@ -210,7 +211,7 @@ def _tell(world: World, other: str, named: Callable[[str], str]) -> None:
         backends=[
             BackendState(
                 backend=world.backend.id, state="up", running=2, reserved_tokens=3_000, kv_tokens=4_096,
-                detail=named("as it should"),
+                detail="as it should",
             )
         ],
         tenants=[

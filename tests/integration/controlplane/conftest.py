@@ -17,23 +17,6 @@ if TYPE_CHECKING:
     from tests.support.control_plane import ApiClient, Site
 
 
-@pytest.fixture(scope="session")
-def test_database(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
-    """The database of tests, made here where pytest-django saw no test that asks for it by its own fixtures."""
-    from django.test.utils import setup_databases, teardown_databases
-
-    from tests.support.control_plane import is_test_database
-
-    if is_test_database():
-        yield
-        return
-    with django_db_blocker.unblock():
-        databases = setup_databases(verbosity=0, interactive=False, aliases={"default"})
-    yield
-    with django_db_blocker.unblock():
-        teardown_databases(databases, verbosity=0)
-
-
 @pytest.fixture
 def committed_db(test_database: None, django_db_blocker: Any) -> Iterator[None]:
     """The database with real commits, for what several connections must see; emptied afterwards."""

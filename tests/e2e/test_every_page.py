@@ -1,0 +1,109 @@
+"""Every page of the console, in a real browser, as each role sees it.
+
+The routes are those of ``routes_by_role.txt``, which another test holds to the URL table: a new page is looked at here
+without being named. Objects have names that do harm if a page or a file takes them for more than text.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+
+import pytest
+
+from tests.support.console_pages import (
+    MARK,
+    NOT_OURS,
+    Console,
+    Looking,
+    Names,
+    answers_by_role,
+    is_file,
+    is_fragment,
+    picture_name,
+)
+
+NAMED = Names()
+ANSWERS = answers_by_role()
+PAGES = [each for each in ANSWERS if not is_file(each) and not is_fragment(each) and "{provider_id}" not in each]
+OWN = [each for each in PAGES if each not in NOT_OURS and ANSWERS[each]["nobody"] != "ok"]
+OPEN = [each for each in PAGES if each not in NOT_OURS and ANSWERS[each]["nobody"] == "ok"]
+FORMULA = re.compile(r"[=+\-@\t\r]")
+NUMBER = re.compile(r"-?[\d.]+\Z")
+
+
+def look_at(console: Console, route: str, column: str) -> Looking:
+    looking = console.look(column)
+    looking.visit(console.path(route))
+    return looking
+
+
+def check(console: Console, route: str, column: str) -> None:
+    looking = look_at(console, route, column)
+    looking.picture(f"{picture_name(route)}.{column}")
+    fetched = looking.page.evaluate("() => fairlane.unfold()")
+    assert {each.partition("?")[0] for each in fetched} <= {console.path(each) for each in ANSWERS if is_fragment(each)}
+    faults = looking.shown_as_text(NAMED.given) + looking.faults()
+    assert faults == [], "\n".join(faults)
+
+
+@pytest.mark.parametrize("route", OPEN)
+def test_pages_before_signing_in(console: Console, route: str) -> None:
+    check(console, route, "nobody")
+
+
+@pytest.mark.parametrize("route", OWN)
+def test_pages_of_an_owner(console: Console, route: str) -> None:
+    check(console, route, "owner")
+
+
+@pytest.mark.parametrize("route", [each for each in OWN if ANSWERS[each]["tenant_member"] == "ok"])
+def test_pages_of_a_tenants_member(console: Console, route: str) -> None:
+    check(console, route, "tenant_member")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("column", ["operator", "viewer", "tenant_admin"])
+@pytest.mark.parametrize("route", OWN)
+def test_pages_of_all_other_roles(console: Console, route: str, column: str) -> None:
+    if ANSWERS[route][column] == "ok":
+        check(console, route, column)
+    else:
+        looking = look_at(console, route, column)
+        expected = f"{ANSWERS[route][column]}: {console.url}{console.path(route)}"
+        looking.problems = [each for each in looking.problems if each != expected and "Failed to load" not in each]
+        assert looking.faults() == []
+
+
+def test_the_documentation_of_rest(console: Console) -> None:
+    """A package's page: its script runs under our policy, and finds all there is."""
+    looking = look_at(console, "/api/v1/docs", "nobody")
+    looking.page.get_by_text("/api/v1/tenants", exact=True).first.wait_for(timeout=20_000)
+    assert looking.problems == []
+
+
+@pytest.mark.parametrize("route", [each for each in ANSWERS if is_file(each)])
+def test_files_hold_nothing_that_a_spreadsheet_runs(console: Console, route: str) -> None:
+    answer = console.look("owner").context.request.get(console.path(route))
+    assert answer.ok
+    assert "attachment" in answer.headers["content-disposition"]
+    text = answer.body().decode("utf-8")
+    assert MARK in text, "no name of a person or thing is in it"
+    if "csv" not in route:
+        json.loads(text)
+        return
+    cells = [cell for row in csv.reader(io.StringIO(text)) for cell in row]
+    assert [each for each in cells if FORMULA.match(each) and not NUMBER.match(each)] == []
+    shown = {each.removeprefix("'") for each in cells}
+    assert {each for each in shown if MARK in each and not each.startswith(("{", "["))} <= set(NAMED.given)
+
+
+def test_every_fragment_is_of_a_page(console: Console) -> None:
+    """What pages fetch again and again is fetched and looked at with them."""
+    fetched = set()
+    for route in ("/", "/predictor/", "/pools/{pool_id}/backends/{backend_id}/"):
+        page = look_at(console, route, "owner").page
+        fetched |= {each.partition("?")[0] for each in page.evaluate("() => fairlane.unfold()")}
+    assert fetched == {console.path(each) for each in ANSWERS if is_fragment(each)}
