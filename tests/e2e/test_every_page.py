@@ -44,7 +44,7 @@ def check(console: Console, route: str, column: str) -> None:
     looking = look_at(console, route, column)
     looking.picture(f"{picture_name(route)}.{column}")
     fetched = looking.page.evaluate("() => fairlane.unfold()")
-    assert {each.partition("?")[0] for each in fetched} <= {console.path(each) for each in ANSWERS if is_fragment(each)}
+    assert all(is_fragment(each) or each == route for each in map(console.fetched, fetched))
     faults = looking.shown_as_text(NAMED.given) + looking.faults()
     assert faults == [], "\n".join(faults)
 
@@ -102,8 +102,7 @@ def test_files_hold_nothing_that_a_spreadsheet_runs(console: Console, route: str
 
 def test_every_fragment_is_of_a_page(console: Console) -> None:
     """What pages fetch again and again is fetched and looked at with them."""
-    fetched = set()
-    for route in ("/", "/predictor/", "/pools/{pool_id}/backends/{backend_id}/"):
-        page = look_at(console, route, "owner").page
-        fetched |= {each.partition("?")[0] for each in page.evaluate("() => fairlane.unfold()")}
-    assert fetched == {console.path(each) for each in ANSWERS if is_fragment(each)}
+    request = console.look("owner").context.request
+    texts = [request.get(console.path(route)).text() for route in OWN]
+    fetched = {console.fetched(each) for text in texts for each in re.findall(r'hx-get="([^"]+)"', text)}
+    assert {each for each in ANSWERS if is_fragment(each)} <= fetched

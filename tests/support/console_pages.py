@@ -10,6 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from django.urls import resolve
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Response
 
 from controlplane.common.actor import system_actor
@@ -154,6 +155,11 @@ class Console:
 
     def path(self, route: str) -> str:
         return route.format(**self.world.ids)
+
+    def fetched(self, address: str) -> str:
+        """The route of an address of this site."""
+        match = resolve(address.partition("?")[0])
+        return "/" + re.sub(r"<\w+:(\w+)>", r"{\1}", match.route)
 
     def close(self) -> None:
         for each in self._windows.values():
