@@ -11,7 +11,7 @@ from psycopg.conninfo import conninfo_to_dict
 from pydantic import AliasChoices, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-MIN_PEPPER_BYTES = 32
+from router_ext.wire.controlplane import parse_peppers
 
 
 class Environment(BaseSettings):
@@ -19,6 +19,8 @@ class Environment(BaseSettings):
 
     ``FAIRLANE_INSECURE_HTTP``: the site is reached without TLS, on this machine only; otherwise cookies are for TLS
     only, HSTS is sent, plain requests are redirected, and owners and operators need a second factor.
+    ``FAIRLANE_KEY_PEPPER``: ``HEX`` or ``1:HEX,2:HEX``, as routers have it; ``_VERSION``: of new digests, if it is not
+    to be the newest.
     ``FAIRLANE_DB_APPLICATION_ROLE``: for migrations alone: the role the program runs as gets what they make, the
     audit log a role of its own.
     ``FAIRLANE_OIDC_ISSUER``, ``_CLIENT_ID``, ``_CLIENT_SECRET``: sign-in elsewhere; ``_GROUP_ROLES`` maps groups of the
@@ -39,7 +41,7 @@ class Environment(BaseSettings):
     secret_key_file: Path | None = None
     key_pepper: SecretStr | None = None
     key_pepper_file: Path | None = None
-    key_pepper_version: int = Field(default=1, ge=1, le=32_767)
+    key_pepper_version: int | None = None
     console_host: str = "127.0.0.1"
     console_port: int = Field(default=8000, ge=1, le=65_535)
     allowed_hosts: str = "127.0.0.1,localhost,[::1]"
@@ -77,8 +79,11 @@ class Environment(BaseSettings):
     def _check(self) -> Self:
         if not self.secret():
             raise ValueError("FAIRLANE_SECRET_KEY or FAIRLANE_SECRET_KEY_FILE must be set; there is no default")
-        if len(self.pepper()) < MIN_PEPPER_BYTES:
-            raise ValueError(f"FAIRLANE_KEY_PEPPER must be hex of at least {MIN_PEPPER_BYTES} bytes")
+        if self.pepper_version() not in self.peppers():
+            raise ValueError(
+                f"FAIRLANE_KEY_PEPPER_VERSION is {self.pepper_version()}, but FAIRLANE_KEY_PEPPER has no pepper of"
+                f" that version, only {', '.join(map(str, sorted(self.peppers())))}"
+            )
         self.group_roles()
         if self.oidc_issuer and not (self.oidc_client_id and self.oidc_secret()):
             raise ValueError(
@@ -93,13 +98,19 @@ class Environment(BaseSettings):
         """Django's signing key."""
         return _secret(self.secret_key, self.secret_key_file)
 
-    def pepper(self) -> bytes:
-        """Key of the HMAC over tenant keys and tokens."""
+    def peppers(self) -> dict[int, bytes]:
+        """Keys of the HMAC over tenant keys and tokens, by version."""
         text = _secret(self.key_pepper, self.key_pepper_file)
+        if not text:
+            raise ValueError("FAIRLANE_KEY_PEPPER or FAIRLANE_KEY_PEPPER_FILE must be set; there is no default")
         try:
-            return bytes.fromhex(text)
-        except ValueError:
-            raise ValueError("FAIRLANE_KEY_PEPPER is not hexadecimal") from None
+            return parse_peppers(text)
+        except ValueError as error:
+            raise ValueError(f"FAIRLANE_KEY_PEPPER: {error}") from None
+
+    def pepper_version(self) -> int:
+        """The one that new digests are made under: the newest, unless another is named."""
+        return max(self.peppers()) if self.key_pepper_version is None else self.key_pepper_version
 
     def oidc_secret(self) -> str:
         return _secret(self.oidc_client_secret, self.oidc_client_secret_file)

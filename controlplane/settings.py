@@ -17,8 +17,8 @@ CSRF_TRUSTED_ORIGINS = [o.strip() for o in ENVIRONMENT.trusted_origins.split(","
 IS_HTTPS = not ENVIRONMENT.insecure_http
 SECOND_FACTOR_REQUIRED = IS_HTTPS
 """Of owners and operators."""
-KEY_PEPPER = ENVIRONMENT.pepper()
-KEY_PEPPER_VERSION = ENVIRONMENT.key_pepper_version
+KEY_PEPPERS = ENVIRONMENT.peppers()
+KEY_PEPPER_VERSION = ENVIRONMENT.pepper_version()
 REDIS_URL = ENVIRONMENT.redis_url
 DB_APPLICATION_ROLE = ENVIRONMENT.db_application_role
 

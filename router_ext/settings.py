@@ -19,6 +19,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 import router_ext
 from router_ext.errors import SettingsError
+from router_ext.wire.controlplane import parse_peppers
 
 PREFIX = "FAIRLANE_ROUTER_"
 BACKEND_KEY_PREFIX = "FAIRLANE_BACKEND_KEY_"
@@ -42,7 +43,7 @@ def _default_id() -> str:
 class RouterSettings(BaseSettings):
     """Effective settings of one router process.
 
-    Units: seconds and bytes by suffix. ``key_pepper`` is ``HEX`` (version 1) or ``1:HEX,2:HEX``.
+    Units: seconds and bytes by suffix. ``key_pepper`` is as ``parse_peppers`` takes it.
     """
 
     model_config = SettingsConfigDict(frozen=True, extra="forbid")
@@ -238,21 +239,6 @@ def read_secret_file(path: str, variable: str) -> str:
 def variable_of(name: str) -> str:
     """Environment variable of a field."""
     return _SHARED.get(name, PREFIX + name.upper())
-
-
-def parse_peppers(text: str) -> dict[int, bytes]:
-    """Peppers by version from ``HEX`` or ``1:HEX,2:HEX``; each of at least 32 bytes."""
-    peppers: dict[int, bytes] = {}
-    for part in text.split(","):
-        version, _, digits = part.strip().rpartition(":")
-        try:
-            number, pepper = int(version or 1), bytes.fromhex(digits)
-        except ValueError:
-            raise ValueError("a pepper is hexadecimal, with an optional version: 1:HEX,2:HEX") from None
-        if len(pepper) < 32:
-            raise ValueError(f"pepper version {number} has {len(pepper)} bytes, at least 32 are needed")
-        peppers[number] = pepper
-    return peppers
 
 
 def parse_networks(text: str) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any, TypedDict
 
 import structlog
+from django.conf import settings
 from django.contrib.auth.hashers import make_password
 from django.contrib.auth.password_validation import validate_password
 from django.core.exceptions import ValidationError
@@ -283,6 +284,7 @@ def issue_token(
         name=name,
         public_id=public_id,
         digest=secrets.digest(secret),
+        pepper_version=settings.KEY_PEPPER_VERSION,
         scopes=sorted(set(scopes)),
         expires_at=expires_at,
     )

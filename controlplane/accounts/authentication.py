@@ -38,12 +38,8 @@ class TokenAuthentication(BaseAuthentication):
         if scheme.lower() != "bearer" or not secrets.is_token(text, "flt"):
             raise AuthenticationFailed(REFUSAL)
         instant = utc_now()
-        token = (
-            OperatorToken.objects.select_related("user")
-            .filter(digest=secrets.digest(text), revoked_at__isnull=True, user__is_active=True)
-            .filter(Q(expires_at__isnull=True) | Q(expires_at__gt=instant))
-            .first()
-        )
+        live = OperatorToken.objects.select_related("user").filter(revoked_at__isnull=True, user__is_active=True)
+        token = secrets.holder(live.filter(Q(expires_at__isnull=True) | Q(expires_at__gt=instant)), text)
         if token is None:
             raise AuthenticationFailed(REFUSAL)
         if token.last_used_at is None or token.last_used_at < instant - _LAST_USED_STEP:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+from django.conf import settings
 from django.contrib.auth.password_validation import validate_password
 from django.core.exceptions import ValidationError
 
@@ -66,6 +67,7 @@ def invite(
         tenant_id=tenant,
         invited_by=actor.label,
         digest=secrets.digest(text),
+        pepper_version=settings.KEY_PEPPER_VERSION,
         expires_at=utc_now() + OPEN_FOR,
         managed_by=managed_by,
     )
@@ -115,7 +117,7 @@ def open_invitation(text: str, *, is_locked: bool = False) -> Invitation:
     """
     rows = Invitation.objects.select_for_update() if is_locked else Invitation.objects.all()
     open_rows = rows.filter(accepted_at=None, revoked_at=None, expires_at__gt=utc_now())
-    found = open_rows.filter(digest=secrets.digest(text)).first() if secrets.is_token(text, PREFIX) else None
+    found = secrets.holder(open_rows, text) if secrets.is_token(text, PREFIX) else None
     if found is None:
         raise NotFound("This invitation is not open: it was used, taken back, or is older than seven days.")
     return found

@@ -11,7 +11,7 @@ from django.db.models.functions import Lower
 
 from controlplane.common.actor import Actor, Scope
 from controlplane.common.ids import new_id
-from controlplane.common.models import Managed, Versioned
+from controlplane.common.models import Credential, Managed, Versioned
 
 
 def _user_id() -> str:
@@ -107,7 +107,7 @@ class User(Managed, AbstractBaseUser, Versioned):
         return Actor(kind="user", id=self.id, label=self.email, scopes=ROLE_SCOPES[self.role], tenant=self.tenant_id)
 
 
-class Invitation(Managed):
+class Invitation(Managed, Credential):
     """Opens one account for one email, once: by the link, or by signing in elsewhere under that verified email.
 
     The account carries on its ``managed_by``.
@@ -139,7 +139,7 @@ class Invitation(Managed):
         ]
 
 
-class OperatorToken(models.Model):
+class OperatorToken(Credential):
     """An API token of a person. It never gives more than its holder's role and tenant, and falls with the holder."""
 
     id = models.CharField(primary_key=True, max_length=40, default=_token_id, editable=False)
@@ -147,7 +147,6 @@ class OperatorToken(models.Model):
     name = models.TextField()
     public_id = models.CharField(max_length=12, unique=True)
     digest = models.CharField(max_length=64, unique=True)
-    pepper_version = models.PositiveSmallIntegerField(default=1)
     scopes = ArrayField(models.TextField())
     expires_at = models.DateTimeField(null=True, blank=True)
     revoked_at = models.DateTimeField(null=True, blank=True)

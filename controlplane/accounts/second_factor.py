@@ -16,7 +16,7 @@ from controlplane.accounts.models import Role, User
 from controlplane.common.access import visible
 from controlplane.common.actor import Actor, Scope
 from controlplane.common.errors import Conflict, Invalid, NotAllowed
-from controlplane.common.secrets import digest
+from controlplane.common.secrets import digests
 from controlplane.common.use_case import use_case
 from controlplane.common.validation import lock_version
 
@@ -33,8 +33,9 @@ def _plain(text: str) -> str:
     return "".join(c for c in text.lower() if c.isalnum() and c.isascii())
 
 
-def _recovery_digest(user: User, text: str) -> str:
-    return digest(f"{user.id}:{_plain(text)}")
+def _recovery_digests(user: User, text: str) -> dict[int, str]:
+    """By version of the pepper, ``VERSION:HEX``: they have no column of their own for it."""
+    return {version: f"{version}:{made}" for version, made in digests(f"{user.id}:{_plain(text)}").items()}
 
 
 def _recovery_code() -> str:
@@ -65,7 +66,7 @@ def enrol(*, actor: Actor, user: User, secret: bytes, code: str) -> list[str]:
         raise Invalid({"code": "is not the present code of this secret; does the device show the right time?"})
     codes = [_recovery_code() for _ in range(N_RECOVERY_CODES)]
     user.totp_secret, user.totp_step = totp.sealed(secret, user.id), step
-    user.recovery_digests = [_recovery_digest(user, text) for text in codes]
+    user.recovery_digests = [_recovery_digests(user, text)[settings.KEY_PEPPER_VERSION] for text in codes]
     user.version += 1
     user.save()
     record_about(actor, "user.second_factor_enrolled", user)
@@ -98,10 +99,10 @@ def _take(*, actor: Actor, user_id: str, code: str) -> bool:
         user.totp_step = step
         user.save(update_fields=["totp_step"])
         return True
-    used = _recovery_digest(user, code)
-    if used not in user.recovery_digests:
+    left = set(user.recovery_digests) - set(_recovery_digests(user, code).values())
+    if len(left) == len(user.recovery_digests):
         return False
-    user.recovery_digests = [each for each in user.recovery_digests if each != used]
+    user.recovery_digests = [each for each in user.recovery_digests if each in left]
     user.save(update_fields=["recovery_digests"])
     record_about(actor, "user.recovery_code_used", user, after={"left": len(user.recovery_digests)})
     return True

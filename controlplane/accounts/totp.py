@@ -1,7 +1,7 @@
 """Time-based one-time codes (RFC 6238): SHA-1, six digits, steps of 30 s, as every authenticator app has them.
 
-Secrets are kept encrypted (AES-256-GCM, bound to their account) under a key derived from the pepper, which comes from a
-secret file: neither the database nor ``SECRET_KEY`` alone gives a code.
+Secrets are kept encrypted (AES-256-GCM, bound to their account) under a key derived from a pepper, which comes from a
+secret file: neither the database nor ``SECRET_KEY`` alone gives a code. Two bytes before them say under which version.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ STEP_S = 30
 DIGITS = 6
 SECRET_BYTES = 20
 _NONCE_BYTES = 12
+_VERSION_BYTES = 2
 
 
 def new_secret() -> bytes:
@@ -55,20 +56,31 @@ def matching_step(secret: bytes, given: str, *, after: int, now: float | None = 
     return found
 
 
-def _cipher() -> AESGCM:
-    derived = HKDF(hashes.SHA256(), length=32, salt=None, info=b"fairlane second factor").derive(settings.KEY_PEPPER)
+def _cipher(pepper: bytes) -> AESGCM:
+    derived = HKDF(hashes.SHA256(), length=32, salt=None, info=b"fairlane second factor").derive(pepper)
     return AESGCM(derived)
 
 
 def sealed(secret: bytes, account: str) -> bytes:
-    nonce = secrets.token_bytes(_NONCE_BYTES)
-    return nonce + _cipher().encrypt(nonce, secret, account.encode())
+    """The secret as it is kept: version of the pepper, nonce, what is encrypted."""
+    version, nonce = settings.KEY_PEPPER_VERSION, secrets.token_bytes(_NONCE_BYTES)
+    text = _cipher(settings.KEY_PEPPERS[version]).encrypt(nonce, secret, account.encode())
+    return int.to_bytes(version, _VERSION_BYTES, "big") + nonce + text
+
+
+def version_of(blob: bytes | memoryview) -> int:
+    """Of the pepper that a secret is sealed under."""
+    return int.from_bytes(blob[:_VERSION_BYTES], "big")
 
 
 def opened(blob: bytes | memoryview, account: str) -> bytes | None:
-    """The secret; None where the pepper is another one by now, or the blob another account's."""
+    """The secret; None where its pepper is not there any more, or the blob another account's."""
+    pepper = settings.KEY_PEPPERS.get(version_of(blob))
+    nonce, text = blob[_VERSION_BYTES:][:_NONCE_BYTES], blob[_VERSION_BYTES + _NONCE_BYTES :]
+    if pepper is None or len(nonce) < _NONCE_BYTES:
+        return None
     try:
-        return _cipher().decrypt(bytes(blob[:_NONCE_BYTES]), bytes(blob[_NONCE_BYTES:]), account.encode())
+        return _cipher(pepper).decrypt(bytes(nonce), bytes(text), account.encode())
     except InvalidTag:
         return None
 

@@ -145,7 +145,8 @@ def _free_name(pool: Pool) -> str:
 
 def _key(actor: Actor, tenant: Tenant, pool: Pool, held: str) -> str:
     """The tenant's demo key, which asks this pool when a request names no model."""
-    live = ApiKey.objects.filter(digest=secrets.digest(held), tenant=tenant, revoked_at__isnull=True).first()
+    rows = ApiKey.objects.filter(tenant=tenant, revoked_at__isnull=True)
+    live = rows.filter(digest__in=secrets.digests(held).values()).first()
     if not held or live is None:
         return issue_key(actor=actor, tenant_id=tenant.id, name="demo", default_pool=pool.id)[1]
     if live.default_pool_id != pool.id:
@@ -158,7 +159,7 @@ def _router(actor: Actor, held: str) -> tuple[str, str]:
     if router is None:
         router, token = create_router(actor=actor, name=ROUTER_NAME)
         return router.id, token
-    if held and router.revoked_at is None and router.token_digest == secrets.digest(held):
+    if held and router.revoked_at is None and secrets.is_digest_of(held, router.token_digest, router.pepper_version):
         return router.id, held
     return router.id, renew_router_token(actor=actor, router_id=router.id)[1]
 
@@ -166,7 +167,7 @@ def _router(actor: Actor, held: str) -> tuple[str, str]:
 def _operator_token(actor: Actor, held: str) -> str:
     writers = User.objects.filter(is_active=True, role__in=(Role.OWNER, Role.OPERATOR))
     live = OperatorToken.objects.filter(revoked_at__isnull=True, user__in=writers)
-    if held and live.filter(digest=secrets.digest(held)).exists():
+    if held and live.filter(digest__in=secrets.digests(held).values()).exists():
         return held
     owner = first_operator()
     assert owner is not None

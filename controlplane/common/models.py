@@ -27,6 +27,15 @@ class Record(Versioned):
         abstract = True
 
 
+class Credential(models.Model):
+    """A row that knows a secret by a digest of it, made under this version of the pepper."""
+
+    pepper_version = models.PositiveSmallIntegerField(default=1)
+
+    class Meta:
+        abstract = True
+
+
 class Managed(models.Model):
     """What a file may be the truth of: ``managed_by`` names the program that keeps the row as its file says, "" none.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.db import models
 
 from controlplane.common.ids import new_id
-from controlplane.common.models import Managed, Record
+from controlplane.common.models import Credential, Managed, Record
 
 
 def _pool_id() -> str:
@@ -133,13 +133,12 @@ class Backend(Managed, Record):
         return self.name
 
 
-class Router(Record):
+class Router(Credential, Record):
     """A router's credential; several instances may share one."""
 
     id = models.CharField(primary_key=True, max_length=40, default=_router_id, editable=False)
     name = models.CharField(max_length=100, unique=True)
     token_digest = models.CharField(max_length=64, unique=True)
-    pepper_version = models.PositiveSmallIntegerField(default=1)
     revoked_at = models.DateTimeField(null=True, blank=True)
 
     def __str__(self) -> str:

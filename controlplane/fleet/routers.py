@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import structlog
+from django.conf import settings
 from django.db import transaction
 
 from controlplane.audit.actions import record, save_change
@@ -44,7 +45,8 @@ def create_router(*, actor: Actor, name: str) -> tuple[Router, str]:
     if Router.objects.filter(name=name).exists():
         raise Conflict(f"a router {name!r} exists")
     token, _ = secrets.generate_token("flr")
-    router = Router.objects.create(name=name, token_digest=secrets.digest(token))
+    version = settings.KEY_PEPPER_VERSION
+    router = Router.objects.create(name=name, token_digest=secrets.digest(token), pepper_version=version)
     record(actor=actor, action="router.created", object_type="router", object_id=router.id, after=router_fields(router))
     return router, token
 
@@ -55,7 +57,7 @@ def renew_router_token(*, actor: Actor, router_id: str, expected_version: int | 
     router = lock_version(Router.objects.all(), "router", router_id, expected_version)
     before = router_fields(router)
     token, _ = secrets.generate_token("flr")
-    router.token_digest = secrets.digest(token)
+    router.token_digest, router.pepper_version = secrets.digest(token), settings.KEY_PEPPER_VERSION
     router.revoked_at = None
     router.version += 1
     router.save()
@@ -87,7 +89,7 @@ def authenticate_router(header: str) -> Router | None:
     token = token.strip()
     if scheme.lower() != "bearer" or not secrets.is_token(token, "flr"):
         return None
-    return Router.objects.filter(token_digest=secrets.digest(token), revoked_at__isnull=True).first()
+    return secrets.holder(Router.objects.filter(revoked_at__isnull=True), token, "token_digest")
 
 
 def take_heartbeat(*, router: Router, heartbeat: Heartbeat) -> None:

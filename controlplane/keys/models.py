@@ -6,14 +6,14 @@ from django.db import models
 
 from controlplane.common.ids import new_id
 from controlplane.common.limits import Limited
-from controlplane.common.models import Managed, Record
+from controlplane.common.models import Credential, Managed, Record
 
 
 def _key_id() -> str:
     return new_id("key")
 
 
-class ApiKey(Limited, Managed, Record):
+class ApiKey(Limited, Managed, Credential, Record):
     """A key of a tenant. ``public_id`` is its middle part and identifies it in pages, logs and audit."""
 
     id = models.CharField(primary_key=True, max_length=40, default=_key_id, editable=False)
@@ -21,7 +21,6 @@ class ApiKey(Limited, Managed, Record):
     name = models.CharField(max_length=200)
     public_id = models.CharField(max_length=12, unique=True)
     digest = models.CharField(max_length=64, unique=True)
-    pepper_version = models.PositiveSmallIntegerField(default=1)
     default_pool = models.ForeignKey("fleet.Pool", on_delete=models.PROTECT, related_name="+")
     tiers = models.ManyToManyField("tiers.Tier", related_name="+", blank=True)
     default_tier = models.ForeignKey("tiers.Tier", on_delete=models.PROTECT, related_name="+", null=True, blank=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hmac
 from typing import Any
 
 import structlog
+from django.conf import settings
 from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.renderers import JSONRenderer
 from rest_framework.response import Response
@@ -48,7 +48,8 @@ def actor_of_key(header: str, address: str) -> Actor:
         raise AuthenticationFailed(_REFUSAL)
     throttle.check(email=f"key:{public_id}", address=address)
     key = ApiKey.objects.filter(public_id=public_id).first()
-    is_same = hmac.compare_digest(secrets.digest(text), "" if key is None else key.digest)
+    kept, version = ("", settings.KEY_PEPPER_VERSION) if key is None else (key.digest, key.pepper_version)
+    is_same = secrets.is_digest_of(text, kept, version)
     is_live = key is not None and key.revoked_at is None and (key.expires_at is None or key.expires_at > utc_now())
     if key is None or not is_same or not is_live:
         throttle.failed(email=f"key:{public_id}", address=address)

@@ -598,3 +598,32 @@ def parse_key(text: str) -> str | None:
 def key_digest(text: str, pepper: bytes) -> str:
     """Hex HMAC-SHA-256 of the whole key. A fast hash is right for a random secret of this length."""
     return hmac.new(pepper, text.encode(), hashlib.sha256).hexdigest()
+
+
+MIN_PEPPER_BYTES = 32
+MAX_PEPPER_VERSION = 32_767
+
+
+def parse_peppers(text: str) -> dict[int, bytes]:
+    """Peppers by version from ``HEX`` (which is version 1) or ``1:HEX,2:HEX``; each of at least 32 bytes.
+
+    Routers and the control plane read the same text, each from its own file.
+
+    Raises:
+        ValueError: saying what is wrong, never showing a pepper.
+    """
+    peppers: dict[int, bytes] = {}
+    for part in text.split(","):
+        version, _, digits = part.strip().rpartition(":")
+        try:
+            number, pepper = int(version or 1), bytes.fromhex(digits)
+        except ValueError:
+            raise ValueError("a pepper is hexadecimal, with an optional version: 1:HEX,2:HEX") from None
+        if not 1 <= number <= MAX_PEPPER_VERSION:
+            raise ValueError(f"versions of peppers go from 1 to {MAX_PEPPER_VERSION:,}")
+        if number in peppers:
+            raise ValueError(f"pepper version {number} is there twice")
+        if len(pepper) < MIN_PEPPER_BYTES:
+            raise ValueError(f"pepper version {number} has {len(pepper)} bytes, at least {MIN_PEPPER_BYTES} are needed")
+        peppers[number] = pepper
+    return peppers

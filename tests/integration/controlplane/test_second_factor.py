@@ -141,7 +141,7 @@ def test_the_database_gives_neither_secret_nor_codes(user: User, clock: Clock, s
     assert totp.opened(blob, "usr_another") is None
     settings.SECRET_KEY = "another"
     assert totp.opened(blob, user.id) == secret
-    settings.KEY_PEPPER = b"another" * 8
+    settings.KEY_PEPPERS = {1: b"another" * 8}
     assert totp.opened(blob, user.id) is None
     clock.step += 2
     assert not give(user, totp.code(secret, clock.step))

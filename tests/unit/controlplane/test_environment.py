@@ -61,7 +61,7 @@ def test_secrets_may_come_from_files(environ: pytest.MonkeyPatch, tmp_path: Path
         environ.setenv(f"{name}_FILE", str(file))
     environment = read_environment()
     assert environment.secret() == "from a file"
-    assert environment.pepper() == bytes.fromhex("cd" * 32)
+    assert environment.peppers() == {1: bytes.fromhex("cd" * 32)}
 
 
 def test_an_unreadable_secret_file_is_named(environ: pytest.MonkeyPatch, tmp_path: Path) -> None:
