@@ -236,6 +236,22 @@ def read_secret_file(path: str, variable: str) -> str:
         raise SettingsError(f"{variable}: cannot read {path}: {error}") from None
 
 
+def read_peppers(environ: Mapping[str, str] | None = None) -> dict[int, bytes] | None:
+    """The file of peppers as it is now; None if they did not come from a file.
+
+    Raises:
+        SettingsError: unreadable, or no peppers; never showing its content.
+    """
+    variable = variable_of("key_pepper") + "_FILE"
+    path = (os.environ if environ is None else environ).get(variable)
+    if path is None:
+        return None
+    try:
+        return parse_peppers(read_secret_file(path, variable))
+    except ValueError as error:
+        raise SettingsError(f"{variable}: {error}") from None
+
+
 def variable_of(name: str) -> str:
     """Environment variable of a field."""
     return _SHARED.get(name, PREFIX + name.upper())

@@ -14,6 +14,7 @@ from controlplane.fleet.api import BackendViewSet, PoliciesView, PoolViewSet, Ro
 from controlplane.fleet.brakes_api import HazardViewSet, RequestBrakeViewSet, UnderWayView
 from controlplane.jobs.api import BackgroundJobViewSet
 from controlplane.keys.api import KeyViewSet
+from controlplane.keys.peppers_api import PeppersView
 from controlplane.rollout.api import RevisionViewSet
 from controlplane.tenants.api import GroupViewSet, TenantViewSet
 from controlplane.tiers.api import TierViewSet
@@ -65,6 +66,7 @@ router.register("usage/quarantine", QuarantineViewSet, basename="quarantine")
 urlpatterns = [
     path("openapi.json", SpectacularJSONAPIView.as_view(), name="openapi"),
     path("docs", SpectacularSwaggerSplitView.as_view(url_name="openapi"), name="api-docs"),
+    path("peppers", PeppersView.as_view(), name="peppers"),
     path("policies", PoliciesView.as_view(), name="policies"),
     path("requests", UnderWayView.as_view(), name="requests"),
     path(

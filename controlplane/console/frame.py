@@ -56,6 +56,7 @@ def navigation(request: HttpRequest) -> dict[str, object]:
         "group": "tenants",
         "groups": "tenants",
         "key": "tenants",
+        "peppers": "tokens",
         "price": "usage",
         "statement": "usage",
         "statements": "usage",

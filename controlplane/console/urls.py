@@ -13,6 +13,7 @@ from controlplane.console.views import (
     jobs,
     live,
     members,
+    peppers,
     pools,
     predictor,
     prices,
@@ -106,6 +107,7 @@ urlpatterns: list[URLPattern] = [
     path("members/<str:member_id>/remove/", members.remove, name="member_remove"),
     path("members/invitations/<str:invitation_id>/revoke/", members.revoke_invitation, name="invitation_revoke"),
     path("invitations/<str:text>/", members.accept, name="invitation"),
+    path("peppers/", peppers.index, name="peppers"),
     path("tokens/", tokens.index, name="tokens"),
     path("tokens/<str:token_id>/revoke/", tokens.revoke, name="token_revoke"),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -22,7 +23,7 @@ from controlplane.fleet.hazards import take_hazards
 from controlplane.fleet.live import HISTORY_S, slot_bodies
 from controlplane.fleet.models import AppliedRevision, Router, RouterStatus
 from controlplane.fleet.queries import HEARTBEAT_KEY
-from router_ext.wire.controlplane import Heartbeat
+from router_ext.wire.controlplane import Heartbeat, MovedKey
 
 logger = structlog.get_logger(__name__)
 
@@ -92,10 +93,24 @@ def authenticate_router(header: str) -> Router | None:
     return secrets.holder(Router.objects.filter(revoked_at__isnull=True), token, "token_digest")
 
 
+_takers: list[Callable[[Router, Sequence[MovedKey]], object]] = []
+
+
+def on_moved_keys(taker: Callable[[Router, Sequence[MovedKey]], object]) -> None:
+    """Register what takes digests under a newer pepper that a router has told."""
+    if taker not in _takers:
+        _takers.append(taker)
+
+
 def take_heartbeat(*, router: Router, heartbeat: Heartbeat) -> None:
     """Keep the live picture and what it tells of the last minutes in Valkey, a summary row that is written on change or
-    every five seconds, and hazards.
+    every five seconds, hazards, and digests under a newer pepper.
     """
+    if heartbeat.moved_keys:
+        for taker in _takers:
+            taker(router, heartbeat.moved_keys)
+        # Digests belong in the database alone.
+        heartbeat = msgspec.structs.replace(heartbeat, moved_keys=[])
     try:
         with valkey().pipeline(transaction=False) as pipeline:
             pipeline.set(HEARTBEAT_KEY + heartbeat.router, msgspec.json.encode(heartbeat), ex=HEARTBEAT_TTL_S)

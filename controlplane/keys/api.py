@@ -51,8 +51,8 @@ class KeySerializer(serializers.ModelSerializer[ApiKey]):
         model = ApiKey
         fields = [
             "id", "tenant", "tenant_slug", "name", "public_id", "default_pool", "tiers", "default_tier",
-            "may_choose_tier", "expires_at", "revoked_at", "last_used_at", "limits", "managed_by", "version",
-            "created_at", "updated_at",
+            "may_choose_tier", "expires_at", "revoked_at", "last_used_at", "limits", "pepper_version",
+            "managed_by", "version", "created_at", "updated_at",
         ]  # fmt: skip
 
     def get_tiers(self, key: ApiKey) -> list[str]:
@@ -70,7 +70,11 @@ class IssuedKeySerializer(KeySerializer):
 
 @extend_schema_view(
     list=extend_schema(
-        responses={200: KeySerializer(many=True), **PROBLEMS}, parameters=[OpenApiParameter("tenant", str)]
+        responses={200: KeySerializer(many=True), **PROBLEMS},
+        parameters=[
+            OpenApiParameter("tenant", str),
+            OpenApiParameter("old_pepper", bool, description="true: live keys under an older pepper than new ones"),
+        ],
     ),
     retrieve=extend_schema(responses={200: KeySerializer, **PROBLEMS}),
     create=extend_schema(
@@ -93,7 +97,8 @@ class KeyViewSet(UseCaseViewSet):
     serializer_class = KeySerializer
 
     def get_queryset(self) -> Any:
-        return queries.keys(actor=self.actor, tenant=self.request.query_params.get("tenant", ""))
+        rows = queries.keys(actor=self.actor, tenant=self.request.query_params.get("tenant", ""))
+        return queries.under_old_pepper(rows) if self.request.query_params.get("old_pepper") == "true" else rows
 
     def list(self, request: Any) -> Response:
         return self.listed(self.get_queryset())

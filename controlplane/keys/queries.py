@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from django.conf import settings
 from django.db.models import QuerySet
 
 from controlplane.common.access import visible
@@ -22,6 +23,11 @@ def keys(*, actor: Actor, tenant: str = "") -> QuerySet[ApiKey]:
     if tenant := without_nul(tenant):
         rows = rows.filter(tenant_id=tenant)
     return rows.order_by("-id")
+
+
+def under_old_pepper(rows: QuerySet[ApiKey]) -> QuerySet[ApiKey]:
+    """The live ones of ``keys`` whose digest was made under another pepper than new ones are."""
+    return rows.filter(revoked_at=None).exclude(pepper_version=settings.KEY_PEPPER_VERSION)
 
 
 def tier_names(key: ApiKey) -> list[str]:

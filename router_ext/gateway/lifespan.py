@@ -38,7 +38,7 @@ from router_ext.obs.logs import get_logger
 from router_ext.obs.metrics import BackendReading, Metrics, PoolReading, Readings, TenantReading
 from router_ext.obs.tracing import PassedOn, Tracing
 from router_ext.predict.baseline import KIND, Baseline
-from router_ext.settings import RouterSettings, load_backend_key, variable_of
+from router_ext.settings import RouterSettings, load_backend_key, read_peppers, variable_of
 from router_ext.sync.artifacts import ArtifactStore
 from router_ext.sync.counters import CountersFile
 from router_ext.sync.generations import adopt_books, leaving_folder
@@ -52,6 +52,7 @@ from router_ext.wire.controlplane import (
     BackendRecord,
     ConfigSnapshot,
     Heartbeat,
+    MovedKey,
     PoolRecord,
 )
 from router_ext.wire.deltas import keep_same
@@ -59,6 +60,8 @@ from router_ext.wire.handover import Moved
 
 SNAPSHOT_FILE_POLL_S = 0.2
 """How often a snapshot file given in place of a control plane is looked at."""
+
+_MOVES_EVERY_S = 60.0
 
 ADOPT_INTERVAL_S = 1.0
 """How often it is looked whether a router that was replaced has ended."""
@@ -102,6 +105,8 @@ class Router:
         self._engine_tasks: dict[str, asyncio.Task[None]] = {}
         self._refused: tuple[int, str] | None = None
         self._applied_at_us = 0
+        self._peppers = settings.peppers
+        self._moves_due_s = 0.0
         self._drained = asyncio.Event()
         self._listening = asyncio.Event()
         self._artifacts = ArtifactStore(settings.dir / "artifacts")
@@ -401,6 +406,27 @@ class Router:
 
     # --- configuration ----------------------------------------------------------------------------------------------
 
+    def _make_directory(self, snapshot: ConfigSnapshot, before: Directory | None) -> Directory:
+        """In a thread. Where a key needs a pepper that is not here, their file is looked at again: it may have come.
+
+        Raises:
+            SnapshotRefused
+        """
+        directory = Directory(snapshot, self._peppers, before)
+        if directory.keys.without_pepper:
+            try:
+                found = read_peppers() or self._peppers
+            except SettingsError as error:
+                _log.error("config.peppers_unreadable", reason=error.message)
+                found = self._peppers
+            if directory.keys.without_pepper.keys() & found.keys():
+                self._peppers = found
+                _log.info("config.peppers_read_again", versions=sorted(found))
+                directory = Directory(snapshot, found, before)
+        if without := directory.keys.without_pepper:
+            _log.error("config.keys_without_pepper", versions=sorted(without), keys=without.total())
+        return directory
+
     async def apply(self, snapshot: ConfigSnapshot) -> None:
         """Validate a snapshot whole, then put it in force.
 
@@ -409,7 +435,7 @@ class Router:
         """
         # Ten thousands of keys take a while; the loop goes on serving.
         before = self.directory
-        directory = await asyncio.to_thread(Directory, snapshot, self.settings.peppers, before)
+        directory = await asyncio.to_thread(self._make_directory, snapshot, before)
         clients: dict[str, Mapping[BackendId, Backend]] = {}
         new: dict[str, PoolEngine] = {}
         # Whatever may fail comes before whatever changes something.
@@ -559,7 +585,15 @@ class Router:
             overflow_events=self.ledger.overflow_events,
             is_draining=self.is_draining,
             pools=pool_states(self.engines, now_us()),
+            moved_keys=self._moved_keys(),
         )
+
+    def _moved_keys(self) -> list[MovedKey]:
+        """Once a minute: what the control plane takes of it makes a revision."""
+        if self.directory is None or not self.directory.keys.moves or self.loop.time() < self._moves_due_s:
+            return []
+        self._moves_due_s = self.loop.time() + _MOVES_EVERY_S
+        return list(self.directory.keys.moves.values())
 
     def readings(self) -> Readings:
         """State for the metrics pages."""
@@ -571,6 +605,7 @@ class Router:
             ledger_set_aside_events=self._link.usage.n_set_aside if self._link is not None else 0,
             ledger_lag_s=self.ledger.lag_s(now_us()) if self._link is not None else None,
             applied_revision=self.directory.revision if self.directory else 0,
+            keys_without_pepper=self.directory.keys.without_pepper.total() if self.directory else 0,
             is_draining=self.is_draining,
             reservations=self.limits.count,
             reserved_tokens=self.limits.tokens,

@@ -140,6 +140,8 @@ class Readings:
     """Ended requests the disk has not taken; anything but 0 is an alarm."""
     ledger_damaged_bytes: int = 0
     """Bytes of the spool that could not be read; anything but 0 is an alarm."""
+    keys_without_pepper: int = 0
+    """Keys of the configuration whose version of the pepper is not here; anything but 0 is an alarm."""
     ledger_set_aside_events: int = 0
     """Events the control plane would not take; anything but 0 is an alarm."""
     ledger_lag_s: float | None = None
@@ -241,6 +243,9 @@ class _Snapshotted(Collector):
             )
         yield from _limit_metrics(now)
         yield GaugeMetricFamily("fairlane_applied_revision", "Configuration in force.", now.applied_revision)
+        yield GaugeMetricFamily(
+            "fairlane_keys_without_pepper", "Keys refused for lack of their pepper.", now.keys_without_pepper
+        )
         yield GaugeMetricFamily("fairlane_draining", "1 while the router ends its streams.", float(now.is_draining))
         if self._has_tenants:
             yield from _tenant_metrics(now.tenants)

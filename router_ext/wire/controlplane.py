@@ -554,6 +554,14 @@ class HazardRecord(msgspec.Struct, frozen=True, kw_only=True):
     refused_until_us: int
 
 
+class MovedKey(msgspec.Struct, frozen=True, kw_only=True):
+    """The digest of a key under a newer pepper than it is known under: a router has been shown the key itself."""
+
+    key: str
+    pepper_version: int
+    digest: str
+
+
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """What a router is doing now; sent every two seconds and on every applied revision. Soft state."""
 
@@ -571,6 +579,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """Ended requests that the disk has not taken: not 0 is an alarm."""
     is_draining: bool = False
     pools: list[PoolState] = []
+    moved_keys: list[MovedKey] = []
+    """Not in every heartbeat: each that brings some is answered by a revision."""
 
 
 # --- keys --------------------------------------------------------------------------------------------------------

@@ -72,6 +72,13 @@ def test_peppers_have_versions() -> None:
     assert parse_peppers(f"1:{'ab' * 32},2:{'cd' * 40}") == {1: b"\xab" * 32, 2: b"\xcd" * 40}
     with pytest.raises(ValueError, match="hexadecimal"):
         parse_peppers("not hex")
+    assert parse_peppers(f"{'ab' * 32},2:{'cd' * 32}").keys() == {1, 2}
+    for wrong, why in (
+        (f"1:{'ab' * 32},1:{'cd' * 32}", "twice"), (f"0:{'ab' * 32}", "from 1 to"),
+        ("2:abcd", "2 bytes"), ("", "bytes"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=why):
+            parse_peppers(wrong)
 
 
 def test_check_config_shows_values_and_origins_but_no_secret(

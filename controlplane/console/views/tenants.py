@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django import forms
+from django.conf import settings
 from django.db.models import F
 from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import redirect, render
@@ -203,6 +204,7 @@ def _about(actor: Actor, tenant: Tenant) -> dict[str, Any]:
         # Live ones first: a key that is never revoked must not fall off the page behind revoked ones.
         "keys": keys[:PAGE],
         "has_more_keys": len(keys) > PAGE,
+        "newest_pepper": settings.KEY_PEPPER_VERSION,
         "quotas": _quotas(actor, tenant),
         "now": utc_now(),
         "may_change": actor.holds(Scope.TENANT_WRITE),

@@ -64,6 +64,17 @@ def test_secrets_may_come_from_files(environ: pytest.MonkeyPatch, tmp_path: Path
     assert environment.peppers() == {1: bytes.fromhex("cd" * 32)}
 
 
+def test_new_digests_are_made_under_the_newest_pepper_or_the_one_named(environ: pytest.MonkeyPatch) -> None:
+    environ.setenv("FAIRLANE_KEY_PEPPER", f"{'ab' * 32},2:{'cd' * 32}")
+    assert read_environment().peppers() == {1: b"\xab" * 32, 2: b"\xcd" * 32}
+    assert read_environment().pepper_version() == 2
+    environ.setenv("FAIRLANE_KEY_PEPPER_VERSION", "1")
+    assert read_environment().pepper_version() == 1
+    environ.setenv("FAIRLANE_KEY_PEPPER_VERSION", "3")
+    with pytest.raises(ImproperlyConfigured, match=r"VERSION is 3, but .* no pepper of that version, only 1, 2"):
+        read_environment()
+
+
 def test_an_unreadable_secret_file_is_named(environ: pytest.MonkeyPatch, tmp_path: Path) -> None:
     environ.delenv("FAIRLANE_SECRET_KEY")
     environ.setenv("FAIRLANE_SECRET_KEY_FILE", str(tmp_path / "missing"))

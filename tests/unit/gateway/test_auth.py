@@ -15,6 +15,7 @@ from router_ext.gateway.auth import KeyRing, TenantDisabled, TierNotAllowed, pre
 from router_ext.wire.controlplane import (
     ConfigSnapshot,
     KeyRecord,
+    MovedKey,
     TenantRecord,
     TierRecord,
     generate_key,
@@ -25,9 +26,8 @@ PEPPERS = {1: secrets.token_bytes(32), 2: secrets.token_bytes(32)}
 NOW = 1_800_000_000_000_000
 
 
-def ring(
-    *, tenant: dict[str, Any] | None = None, version: int = 1, peppers: dict[int, bytes] = PEPPERS, **fields: Any
-) -> tuple[KeyRing, str]:
+def known(*, tenant: dict[str, Any] | None = None, version: int = 1, **fields: Any) -> tuple[ConfigSnapshot, str]:
+    """A snapshot with one key, and the key."""
     text, public_id = generate_key()
     record = KeyRecord(
         key="key_1",
@@ -47,6 +47,11 @@ def ring(
         tenants=[TenantRecord(tenant="ten_1", name="one", **values)],
         keys=[record],
     )
+    return snapshot, text
+
+
+def ring(*, peppers: dict[int, bytes] = PEPPERS, **fields: Any) -> tuple[KeyRing, str]:
+    snapshot, text = known(**fields)
     return KeyRing(snapshot, peppers), text
 
 
@@ -75,6 +80,40 @@ def test_a_key_under_a_pepper_the_router_lacks_is_a_bad_key() -> None:
     keys, text = ring(version=2, peppers={1: PEPPERS[1]})
     with pytest.raises(NotAuthenticated):
         keys.authenticate(bearer(text), now_us=NOW)
+
+
+def test_a_key_that_comes_is_moved_to_the_newest_pepper_until_a_snapshot_has_it() -> None:
+    snapshot, text = known(version=1)
+    keys = KeyRing(snapshot, PEPPERS)
+    public_id = text.split("_")[1]
+    with pytest.raises(NotAuthenticated):
+        keys.authenticate(bearer(generate_key()[0]), now_us=NOW)
+    assert keys.moves == {}
+    for _ in range(2):
+        keys.authenticate(bearer(text), now_us=NOW)
+    assert keys.moves == {public_id: MovedKey(key="key_1", pepper_version=2, digest=key_digest(text, PEPPERS[2]))}
+    # Kept by the next ring, as long as its key is known under the older one.
+    same = KeyRing(snapshot, PEPPERS, keys)
+    assert same.moves == keys.moves
+    moved = msgspec.structs.replace(snapshot.keys[0], digest=key_digest(text, PEPPERS[2]), pepper_version=2)
+    after = KeyRing(msgspec.structs.replace(snapshot, keys=[moved]), PEPPERS, same)
+    assert after.authenticate(bearer(text), now_us=NOW).tenant == "ten_1"
+    assert after.moves == {}
+    gone = KeyRing(msgspec.structs.replace(snapshot, keys=[]), PEPPERS, same)
+    assert gone.moves == {}
+
+
+@pytest.mark.parametrize("fields", [{"expires_at_us": NOW}, {"tenant": {"state": "suspended"}}])
+def test_a_key_that_opens_nothing_is_not_moved(fields: dict[str, Any]) -> None:
+    keys, text = ring(**fields)
+    with pytest.raises((NotAuthenticated, TenantDisabled)):
+        keys.authenticate(bearer(text), now_us=NOW)
+    assert keys.moves == {}
+
+
+def test_keys_whose_pepper_is_not_here_are_counted() -> None:
+    assert ring(version=2)[0].without_pepper == {}
+    assert ring(version=2, peppers={1: PEPPERS[1]})[0].without_pepper == {2: 1}
 
 
 @pytest.mark.parametrize(
@@ -190,7 +229,8 @@ def test_every_key_costs_the_same_work_whatever_is_wrong_with_it(monkeypatch: py
         work.append(f"compare {len(one)} {len(other)}")
         return compare(one, other)
 
-    good, text = ring()
+    # One that is to be moved costs its holder another digest, once.
+    good, text = ring(peppers={1: PEPPERS[1]})
     foreign, foreign_text = ring(version=2, peppers={1: PEPPERS[1]})
     cases = {
         "good": (good, text),
