@@ -39,6 +39,7 @@ urlpatterns: list[URLPattern] = [
     path("tenants/new/", tenants.create, name="tenant_new"),
     path("tenants/bulk/", tenants.change_many, name="tenants_bulk"),
     path("tenants/<str:tenant_id>/", tenants.detail, name="tenant"),
+    path("tenants/<str:tenant_id>/usage/", tenants.usage, name="tenant_usage"),
     path("tenants/<str:tenant_id>/state/", tenants.set_state, name="tenant_state"),
     path("tenants/<str:tenant_id>/stop/", brakes.stop_tenant, name="tenant_stop"),
     path("tenants/<str:tenant_id>/resume/", brakes.resume_tenant, name="tenant_resume"),

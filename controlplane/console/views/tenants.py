@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+from datetime import timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from django import forms
 from django.conf import settings
-from django.db.models import F
+from django.db.models import Case, Count, F, OuterRef, Q, Subquery, TextField, Value, When
+from django.db.models.expressions import Combinable
+from django.db.models.functions import Cast, Coalesce, Lower
 from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -14,23 +19,41 @@ from django.utils.text import slugify
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
+from controlplane.accounts.queries import members
 from controlplane.common.actor import Actor, Scope
 from controlplane.common.clock import utc_now
 from controlplane.common.errors import Invalid
-from controlplane.common.limits import Limited, limit_fields
+from controlplane.common.limits import LIMITS, Limited, limit_fields
 from controlplane.common.validation import get_or_not_found, without_nul
+from controlplane.common.zones import find_zone
 from controlplane.console import charts
 from controlplane.console.frame import LimitedForm, act, actor_of, apply, of_tenants, signed_in
+from controlplane.console.sorting import Column, sorted_page
 from controlplane.fleet import queries as fleet_queries
 from controlplane.keys import actions as key_actions
 from controlplane.keys import queries as key_queries
 from controlplane.keys.models import ApiKey
 from controlplane.tenants import actions, bulk, queries
-from controlplane.tenants.models import Tenant, TenantState
+from controlplane.tenants.models import Tenant, TenantState, TenantTier
 from controlplane.tiers import queries as tier_queries
 from controlplane.usage.quotas import quota_use
+from controlplane.usage.report import usage_question, usage_report
 
 PAGE = 100
+USAGE_DAYS = 30
+_SERIES = (("prompt_tokens", "prompt tokens"), ("output_tokens", "output tokens"))
+
+_N_TIERS = Subquery(
+    TenantTier.objects.filter(tenant=OuterRef("pk")).values("tenant").annotate(n=Count("*")).values("n")
+)
+
+
+def _n_limits() -> Combinable:
+    """How many limits a tenant has."""
+    parts: list[Combinable] = [
+        Case(When(**{f"{name}__isnull": False}, then=Value(1)), default=Value(0)) for name in LIMITS
+    ]
+    return functools.reduce(lambda left, right: left + right, parts)
 
 
 class TenantForm(LimitedForm):
@@ -124,26 +147,51 @@ def _tenant(request: HttpRequest, tenant_id: str) -> Tenant:
     return get_or_not_found(queries.tenants(actor=actor_of(request)), "tenant", tenant_id)
 
 
+COLUMNS = (
+    Column(name="name", label="Tenant", key=Lower("name")),
+    Column(name="state", label="State", key="state"),
+    Column(name="weight", label="Weight", key="weight", is_text=False, is_number=True),
+    Column(name="group", label="Group", key=Coalesce("group__name", Value(""))),
+    Column(name="tiers", label="Tiers", key=Coalesce(_N_TIERS, 0), is_text=False),
+    Column(name="default_tier", label="Default tier", key=Coalesce("default_tier__name", Value(""))),
+    Column(name="waiting", label="Waiting at most", key="max_queued", is_text=False, is_number=True),
+    Column(name="limits", label="Limits", key=_n_limits(), is_text=False),
+    Column(name="created", label="Created", key=Cast("created_at", TextField())),
+)
+
+
 @require_safe
 @of_tenants
 def index(request: HttpRequest) -> HttpResponseBase:
-    """By short name, a page at a time; ``after`` is the last short name of the page before."""
-    own = actor_of(request).tenant
-    if own is not None:
-        return redirect("console:tenant", own)
-    search, after = (without_nul(request.GET.get(name, "")).strip() for name in ("q", "after"))
+    """Found by name, short name or id, and state; sorted by any column, a page at a time."""
     actor = actor_of(request)
-    rows = queries.tenants(actor=actor)
-    if search:
-        rows = rows.filter(name__icontains=search) | rows.filter(slug__icontains=search)
-    tenants = list(rows.filter(slug__gt=after)[: PAGE + 1])
+    if actor.tenant is not None:
+        return redirect("console:tenant", actor.tenant)
+    given = {name: without_nul(request.GET.get(name, "")).strip() for name in ("q", "state", "sort", "cursor")}
+    kept = {name: given[name] for name in ("q", "state")}
+    rows, problem = queries.tenants(actor=actor), ""
+    if given["q"]:
+        wanted = given["q"]
+        rows = rows.filter(Q(name__icontains=wanted) | Q(slug__icontains=wanted) | Q(pk=wanted))
+    try:
+        if given["state"] and given["state"] not in TenantState.values:
+            raise Invalid({"state": f"one of {', '.join(TenantState.values)}, not {given['state'][:40]!r}"})
+        page = sorted_page(
+            rows.filter(state=given["state"]) if given["state"] else rows, COLUMNS, given=given, kept=kept, size=PAGE
+        )
+    except Invalid as refused:
+        problem = refused.message
+        page = sorted_page(rows.none(), COLUMNS, given={}, kept={}, size=PAGE)
     context = {
-        "tenants": tenants[:PAGE],
-        "search": search,
+        "page": page,
+        "search": given["q"],
+        "state": given["state"],
+        "states": TenantState.values,
+        "problem": problem,
         "bulk": BulkForm(actor=actor),
-        "next": tenants[PAGE - 1].slug if len(tenants) > PAGE else None,
+        "may_change": actor.holds(Scope.WRITE),
     }
-    return render(request, "console/tenants.html", context)
+    return render(request, "console/tenants.html", context, status=422 if problem else 200)
 
 
 @require_http_methods(["GET", "POST"])
@@ -208,9 +256,36 @@ def _about(actor: Actor, tenant: Tenant) -> dict[str, Any]:
         "quotas": _quotas(actor, tenant),
         "now": utc_now(),
         "may_change": actor.holds(Scope.TENANT_WRITE),
+        "people": list(members(actor=actor).filter(tenant=tenant)[:PAGE]),
         # Ids of its own: the page holds two forms with a field "name".
         "key_form": KeyForm(actor=actor, tenant=tenant, auto_id="key_%s"),
     }
+
+
+@require_safe
+@of_tenants
+def usage(request: HttpRequest, tenant_id: str) -> HttpResponseBase:
+    """What a tenant used in the last 30 days, for its page, which does not wait for it."""
+    tenant = _tenant(request, tenant_id)
+    zone = find_zone(tenant.timezone) or ZoneInfo("UTC")
+    today = utc_now().astimezone(zone).date()
+    question = usage_question(
+        actor=actor_of(request),
+        from_day=today - timedelta(days=USAGE_DAYS - 1),
+        to_day=today,
+        timezone=zone.key,
+        group_by=("day",),
+        filters={"tenant": tenant.id},
+    )
+    report = usage_report(question, limit=USAGE_DAYS)
+    sums = {row.start.date(): row.sums for row in report.rows}
+    days = [question.from_day + timedelta(days=n) for n in range(USAGE_DAYS)]
+    series = [(label, [sums[d][name] if d in sums else 0 for d in days]) for name, label in _SERIES]
+    chart = charts.stacked_bars(
+        title=f"Tokens of {tenant.name} by day", days=[f"{day:%m-%d}" for day in days], series=series
+    )
+    context = {"tenant": tenant, "totals": report.totals, "chart": chart, "zone": zone.key, "days": USAGE_DAYS}
+    return render(request, "console/fragments/tenant_usage.html", context)
 
 
 @require_POST
@@ -251,7 +326,8 @@ class BulkForm(forms.Form):
     what = forms.ChoiceField(
         label="With those that are ticked",
         choices=[
-            ("suspend", "suspend"),
+            ("suspend", "suspend; what runs finishes"),
+            ("stop", "suspend, and cut what runs"),
             ("activate", "activate"),
             ("weight", "set the weight to"),
             ("tier", "make the default tier"),
@@ -271,6 +347,8 @@ class BulkForm(forms.Form):
         match self.cleaned_data["what"]:
             case "suspend":
                 return {"state": TenantState.SUSPENDED.value}
+            case "stop":
+                return {"state": TenantState.STOPPED.value}
             case "activate":
                 return {"state": TenantState.ACTIVE.value}
             case "weight":
