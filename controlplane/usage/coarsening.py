@@ -14,11 +14,12 @@ from django.db import connection, transaction
 
 from controlplane.common.clock import utc_now
 from controlplane.common.keeper import Report, unreported
-from controlplane.common.zones import find_zone, is_whole_hour
+from controlplane.common.zones import QUARTER, find_zone, is_whole_hour
 from controlplane.tenants.queries import tenant_zones
 from controlplane.usage.models import RolledUp
-from controlplane.usage.partitions import EVENTS, QUARTERS, oldest_day, oldest_month
-from controlplane.usage.rollup import DIMENSIONS, SUMS
+from controlplane.usage.partitions import EVENTS, QUARTERS, ensure_days, oldest_day, oldest_month
+from controlplane.usage.partitions import SUMS as SUM_TABLE
+from controlplane.usage.rollup import DIMENSIONS, SUMS, lock_rollups, sum_up
 
 logger = structlog.get_logger(__name__)
 
@@ -87,8 +88,11 @@ def _coarsen_day(day: date, zones: dict[str, list[str]]) -> None:
     start = datetime.combine(day, time(), UTC)
     # An hour is kept in quarters for whoever's days do not begin with one on this day.
     kept = [tenant for name, tenants in zones.items() if not _is_whole(name, start) for tenant in tenants]
+    ensure_days([day], SUM_TABLE)
     with transaction.atomic(), connection.cursor() as cursor:
+        lock_rollups(cursor)
         cursor.execute(_COARSEN_SQL, {"from": start, "to": start + timedelta(days=1), "kept": kept})
+        sum_up([start + n * QUARTER for n in range(96)])
         RolledUp.objects.update_or_create(what=_DONE, defaults={"at": start + timedelta(days=1)})
 
 

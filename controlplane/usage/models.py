@@ -121,6 +121,48 @@ class UsageQuarter(models.Model):
         db_table = "usage_quarter"
 
 
+class UsageSum(models.Model):
+    """Rollups of one quarter of an hour over all tenants and keys, by the price list they pay by; "" for none.
+
+    What reports by neither tenant nor key read: few rows, however many tenants there are. Partitioned by month. Made of
+    ``UsageQuarter`` alone, whose columns it has otherwise; ``minutes``: the longest of them. The histogram of all price
+    lists together stands in the row of the first.
+    """
+
+    pk = models.CompositePrimaryKey("at", "price_list", "pool", "model", "tier")
+    at = models.DateTimeField()
+    minutes = models.SmallIntegerField()
+    price_list = models.TextField()
+    pool = models.TextField()
+    model = models.TextField()
+    tier = models.TextField()
+    requests = models.BigIntegerField()
+    completed = models.BigIntegerField()
+    prompt_tokens = models.BigIntegerField()
+    output_tokens = models.BigIntegerField()
+    recomputed_tokens = models.BigIntegerField()
+    resumed_tokens = models.BigIntegerField()
+    kv_token_ms = models.BigIntegerField()
+    ttft_buckets = ArrayField(models.IntegerField())
+    ttft_counts = ArrayField(models.BigIntegerField())
+
+    class Meta:
+        managed = False
+        db_table = "usage_sum"
+
+
+class StaleSum(models.Model):
+    """A mark that ``UsageSum`` does not hold what the rollups of ``quarter`` say; a report sums them itself then.
+
+    Appended, by triggers too, wherever somebody's price list changes; as ``TouchedQuarter`` otherwise.
+    """
+
+    quarter = models.DateTimeField(db_index=True)
+
+    class Meta:
+        db_table = "usage_stale_sum"
+
+
 class UsageTotal(models.Model):
     """Prompt and output tokens of a tenant or key (``scope``: its id) that arrived in one UTC day or month.
 

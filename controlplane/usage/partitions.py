@@ -22,6 +22,8 @@ _LOCK = 0x66_6C_02
 AHEAD_DAYS = 3
 EVENTS = "usage_event"
 QUARTERS = "usage_quarter"
+SUMS = "usage_sum"
+MONTHLY = (QUARTERS, SUMS)
 PREDICTIONS = "usage_prediction"
 SAMPLES = "predictor_sample"
 KEPT_DAYS = {PREDICTIONS: 28, SAMPLES: 28, EVENTS: 91}
@@ -36,7 +38,7 @@ _known_guard = threading.Lock()
 
 
 def partition_name(day: date, parent: str = EVENTS) -> str:
-    return f"{parent}_{day:%Y%m}" if parent == QUARTERS else f"{parent}_{day:%Y%m%d}"
+    return f"{parent}_{day:%Y%m}" if parent in MONTHLY else f"{parent}_{day:%Y%m%d}"
 
 
 def oldest_month(*, now: datetime | None = None) -> date:
@@ -58,7 +60,7 @@ def ensure_days(days: Iterable[date], parent: str = EVENTS) -> None:
     ``CREATE TABLE .. PARTITION OF`` would.
     """
     database = str(connection.settings_dict["NAME"])
-    for day in sorted({day.replace(day=1) for day in days} if parent == QUARTERS else set(days)):
+    for day in sorted({day.replace(day=1) for day in days} if parent in MONTHLY else set(days)):
         if (database, parent, day) not in _known:
             _make(parent, day)
             if not connection.in_atomic_block:
@@ -69,7 +71,7 @@ def ensure_days(days: Iterable[date], parent: str = EVENTS) -> None:
 def _make(parent: str, day: date) -> None:
     name = partition_name(day, parent)
     start = datetime(day.year, day.month, day.day, tzinfo=UTC)
-    column, after = ("at", next_month(day)) if parent == QUARTERS else ("arrived_at", day + timedelta(days=1))
+    column, after = ("at", next_month(day)) if parent in MONTHLY else ("arrived_at", day + timedelta(days=1))
     bounds = [start.isoformat(), datetime(after.year, after.month, after.day, tzinfo=UTC).isoformat()]
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
@@ -95,7 +97,8 @@ def ensure_ahead() -> None:
     today = utc_now().date()
     for parent in (EVENTS, PREDICTIONS, SAMPLES):
         ensure_days((today + timedelta(days=n) for n in range(AHEAD_DAYS + 1)), parent)
-    ensure_days([today, next_month(today)], QUARTERS)
+    for parent in MONTHLY:
+        ensure_days([today, next_month(today)], parent)
 
 
 def drop_old_days(*, now: datetime | None = None) -> list[str]:
@@ -105,7 +108,8 @@ def drop_old_days(*, now: datetime | None = None) -> list[str]:
     whoever comes after waits behind it.
     """
     dropped = []
-    oldest = {parent: oldest_day(parent, now=now) for parent in KEPT_DAYS} | {QUARTERS: oldest_month(now=now)}
+    oldest = {parent: oldest_day(parent, now=now) for parent in KEPT_DAYS}
+    oldest |= {parent: oldest_month(now=now) for parent in MONTHLY}
     # Days of events that their rollups do not hold yet, for whatever reason, stay until they do.
     unrolled = {partition_name(each.date()) for each in TouchedQuarter.objects.values_list("quarter", flat=True)}
     for parent, first in oldest.items():

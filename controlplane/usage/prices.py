@@ -31,22 +31,26 @@ _CURRENCY = re.compile(r"[A-Z]{3}\Z")
 PRICE_DAYS = (date(2000, 1, 1), date(2999, 12, 31))
 """Days with which prices and assignments may begin; nothing was booked before the first."""
 
-# Of a row ``used`` with ``tenant``, ``model``, ``period`` (how many of ``changes`` are not after it) and tokens.
-PRICE_SQL = """
+PAYS_SQL = """
     LEFT JOIN (
         SELECT tenant_id, price_list_id, valid_from, from_at,
                lead(from_at, 1, 'infinity') OVER (PARTITION BY tenant_id ORDER BY from_at) AS to_at
         FROM usage_price_assignment
-    ) AS pays ON pays.tenant_id = used.tenant
-        AND pays.from_at <= (%(changes)s::timestamptz[])[used.period]
-        AND pays.to_at > (%(changes)s::timestamptz[])[used.period]
-    LEFT JOIN usage_price_list AS list ON list.id = pays.price_list_id
+    ) AS pays ON pays.tenant_id = {row}.tenant AND pays.from_at <= {at} AND pays.to_at > {at}"""
+"""Joins ``pays.price_list_id``: by which list the tenant of ``{row}`` paid at ``{at}``."""
+# Of a row ``used`` with ``model``, ``period`` (how many of ``changes`` are not after it) and tokens, and a list's id.
+_OF_LIST_SQL = """
+    LEFT JOIN usage_price_list AS list ON list.id = {list}
     LEFT JOIN LATERAL (
         SELECT * FROM usage_price
         WHERE usage_price.price_list_id = list.id AND usage_price.model IN (used.model, '')
           AND usage_price.from_at <= (%(changes)s::timestamptz[])[used.period]
         ORDER BY usage_price.model = '', usage_price.from_at DESC LIMIT 1
     ) AS price ON true"""
+_PERIOD_FROM = "(%(changes)s::timestamptz[])[used.period]"
+PRICE_SQL = PAYS_SQL.format(row="used", at=_PERIOD_FROM) + _OF_LIST_SQL.format(list="pays.price_list_id")
+"""Joins ``price``, and its ``list``, to rows ``used`` by tenant; ``LIST_PRICE_SQL``: to rows by ``price_list``."""
+LIST_PRICE_SQL = _OF_LIST_SQL.format(list="used.price_list")
 PICO_SQL = "(price.prompt_micro * used.prompt_tokens::numeric + price.output_micro * used.output_tokens::numeric)"
 
 

@@ -1,8 +1,9 @@
 """Usage reports: any grouping, by hour or day of any time zone; pages and exports of the same statement.
 
-Rolled-up quarters of an hour come from ``usage_quarter``, touched ones from their events; one statement sees one state,
-so that a quarter is never counted from both and never from neither. Where days and hours begin is computed here
-(``common.zones``), not by the database, whose knowledge of time zones may be of another year.
+Rolled-up quarters of an hour come from ``usage_quarter``, or from its sums over all tenants and keys, ``usage_sum``,
+where a report asks of neither; touched ones from their events. One statement sees one state, so that a quarter is never
+counted from two of them and never from none. Where days and hours begin is computed here (``common.zones``), not by the
+database, whose knowledge of time zones may be of another year.
 
 Sums agree however they are grouped: all of them are sums of the same rows, made of integers.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import base64
 import binascii
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -27,9 +28,10 @@ from controlplane.common.actor import Actor
 from controlplane.common.errors import Invalid
 from controlplane.common.validation import without_nul
 from controlplane.common.zones import day_start, days, find_zone, hour_starts
-from controlplane.usage.prices import PICO_SQL, PRICE_SQL, price_changes
+from controlplane.usage.histogram import QUANTILE_SQL
+from controlplane.usage.prices import LIST_PRICE_SQL, PAYS_SQL, PICO_SQL, PRICE_SQL, price_changes
 from controlplane.usage.rollup import DIMENSIONS, ROLLUP_SQL, SUMS
-from router_ext.wire.log_histogram import quantile_us
+from router_ext.wire.log_histogram import bucket_us
 
 MAX_DAYS = 775
 """As long as rollups are kept."""
@@ -38,6 +40,9 @@ CALENDAR = (date(2000, 1, 1), date(9998, 12, 31))
 """Days a report may name: nothing was booked before, and instants around them can still be computed with."""
 STEPS = ("day", "hour")
 MAX_PAGE = 1_000
+LEADING = frozenset({"tenant", "key"})
+"""Dimensions that rows and rollups grow with; they come first in the order of a report."""
+_TABLE = {"tenant": "tenants_tenant", "key": "keys_apikey"}
 _GROWTH = 32
 _FETCHED = 2_000
 
@@ -176,26 +181,80 @@ _NAMED = {
     "pool": "LEFT JOIN fleet_pool ON fleet_pool.id = sums.pool",
 }
 _NAME = {"tenant": "tenants_tenant.name", "key": "keys_apikey.name", "pool": "fleet_pool.name"}
-
-
-def parts_sql(columns: Sequence[str], filters: Sequence[str]) -> str:
-    """``WITH touched, parts``: the rows of the rollups between ``from`` and ``to``, touched quarters from their events.
-
-    Parameters are ``from``, ``to`` and ``is_<dimension>`` of each filter.
-    """
-    listed = ", ".join(columns)
-    where = "".join(f" AND {name} = %(is_{name})s" for name in filters)
-    tail = ROLLUP_SQL.format(where=where).replace("%(from)s", "touched.quarter")
-    tail = tail.replace("%(to)s", "touched.quarter + interval '15 minutes'")
-    return f"""
+_TOUCHED_SQL = """
     WITH touched AS MATERIALIZED (
         SELECT DISTINCT quarter FROM usage_touched_quarter WHERE quarter >= %(from)s AND quarter < %(to)s
-    ), parts AS (
-        SELECT {listed} FROM usage_quarter
-        WHERE at >= %(from)s AND at < %(to)s AND at NOT IN (SELECT quarter FROM touched){where}
-        UNION ALL
-        SELECT {", ".join(f"tail.{name}" for name in columns)} FROM touched CROSS JOIN LATERAL ({tail}) AS tail
     )"""
+_UNTOUCHED = "at >= %(from)s AND at < %(to)s AND at NOT IN (SELECT quarter FROM touched)"
+
+
+def _of_touched(where: str) -> str:
+    """Rollups of the touched quarters, computed from their events."""
+    tail = ROLLUP_SQL.format(where=where).replace("%(from)s", "touched.quarter")
+    tail = tail.replace("%(to)s", "touched.quarter + interval '15 minutes'")
+    return f"touched CROSS JOIN LATERAL ({tail}) AS tail"
+
+
+def _where(filters: Sequence[str]) -> str:
+    return "".join(f" AND {name} = %(is_{name})s" for name in filters)
+
+
+def parts_sql(columns: Sequence[str], filters: Sequence[str], within: str = "") -> str:
+    """``WITH touched, parts``: the rows of the rollups between ``from`` and ``to``, touched quarters from their events.
+
+    Parameters are ``from``, ``to`` and ``is_<dimension>`` of each filter. ``within``: a further condition, " AND ...".
+    """
+    where = _where(filters) + within
+    return f"""{_TOUCHED_SQL}, parts AS (
+        SELECT {", ".join(columns)} FROM usage_quarter WHERE {_UNTOUCHED}{where}
+        UNION ALL
+        SELECT {", ".join(f"tail.{name}" for name in columns)} FROM {_of_touched(where)}
+    )"""
+
+
+def sum_parts_sql(columns: Sequence[str], filters: Sequence[str]) -> str:
+    """As ``parts_sql``, for what asks of no tenant or key: of ``usage_sum``, which has a ``price_list`` besides.
+
+    A quarter whose sums do not hold comes from its rollups, with the lists that are paid by at present.
+    """
+    where = _where(filters)
+    payer = "coalesce(pays.price_list_id, '') AS price_list"
+    listed = ", ".join(columns)
+    return f"""{_TOUCHED_SQL}, stale AS MATERIALIZED (
+        SELECT DISTINCT quarter FROM usage_stale_sum WHERE quarter >= %(from)s AND quarter < %(to)s
+    ), parts AS (
+        SELECT {listed} FROM usage_sum
+        WHERE {_UNTOUCHED} AND at NOT IN (SELECT quarter FROM stale){where}
+        UNION ALL
+        SELECT {listed} FROM (
+            SELECT usage_quarter.*, {payer} FROM usage_quarter {PAYS_SQL.format(row="usage_quarter", at="at")}
+            WHERE {_UNTOUCHED} AND at IN (SELECT quarter FROM stale){where}
+        ) AS rolled
+        UNION ALL
+        SELECT {listed} FROM (
+            SELECT tail.*, {payer} FROM {_of_touched(where)} {PAYS_SQL.format(row="tail", at="tail.at")}
+        ) AS booked
+    )"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where the rows of a report come from: ``usage_sum`` unless it asks of tenants or keys.
+
+    ``payer``: the column that says who pays; ``price``: joins the price to rows ``used`` by it.
+    """
+
+    parts: Callable[..., str]
+    payer: str
+    price: str
+
+
+_OF_ALL = _Source(sum_parts_sql, "price_list", LIST_PRICE_SQL)
+_OF_EACH = _Source(parts_sql, "tenant", PRICE_SQL)
+
+
+def _source(*named: str) -> _Source:
+    return _OF_ALL if LEADING.isdisjoint(named) else _OF_EACH
 
 
 _PERIOD = "width_bucket(at, %(changes)s::timestamptz[]) AS period"
@@ -206,17 +265,21 @@ _VALUED = f"""list.currency, {PICO_SQL} AS pico,
     CASE WHEN price.id IS NULL THEN used.requests ELSE 0 END AS unpriced"""
 
 
-def _report_sql(question: Question, *, has_cursor: bool, has_limit: bool, is_priced: bool) -> str:
+def _report_sql(
+    question: Question, *, is_priced: bool, within: str = "", has_cursor: bool = False, has_limit: bool = False
+) -> str:
     by = question.by
+    source = _source(*by, *question.filters)
     group = ", ".join(("step", *by))
-    # Prices depend on tenant, model and time: sums by those first, and what is asked for from them.
-    extra = tuple(name for name in ("tenant", "model") if is_priced and name not in by)
+    # Prices depend on who pays, model and time: sums by those first, and what is asked for from them.
+    extra = tuple(name for name in (source.payer, "model") if is_priced and name not in by)
     columns = ("at", *by, *extra, *SUMS, *_HISTOGRAM)
+    given = (columns, tuple(question.filters)) if not within else (columns, tuple(question.filters), within)
     sums = ", ".join(f"sum({name}) AS {name}" for name in SUMS)
     fine = ", ".join(("step", *by, *extra, "period"))
     valued = (
         f"""used AS (SELECT {fine}, {sums} FROM stepped GROUP BY {fine}), valued AS (
-        SELECT used.*, {_VALUED} FROM used {PRICE_SQL}), """
+        SELECT used.*, {_VALUED} FROM used {source.price}), """
         if is_priced
         else ""
     )
@@ -224,27 +287,34 @@ def _report_sql(question: Question, *, has_cursor: bool, has_limit: bool, is_pri
     shown = ", ".join(
         ("sums.step", *(f"sums.{name}" for name in by), *(f"coalesce({_NAME[n]}, '')" for n in by if n in _NAME),
          *(f"sums.{name}" for name in SUMS), "sums.currency", "sums.other_currency", "sums.pico", "sums.unpriced",
-         "histograms.buckets", "histograms.counts")
+         "quantiles.p50", "quantiles.p95")
     )  # fmt: skip
-    order = ", ".join(f"sums.{name}" for name in ("step", *by))
-    return f"""{parts_sql(columns, tuple(question.filters))}, stepped AS (
+    # Histograms are merged of the rows that are shown, by their place: numbers are told apart quicker than texts.
+    return f"""{source.parts(*given)}, stepped AS (
         SELECT width_bucket(at, %(starts)s::timestamptz[]) AS step, {f"{_PERIOD}, " if is_priced else ""}
                {", ".join(columns[1:])} FROM parts
     ), {valued}sums AS MATERIALIZED (
-        SELECT * FROM (
+        SELECT every.*, row_number() OVER (ORDER BY {group}) AS place FROM (
             SELECT {group}, {sums}, {_COST if is_priced else _NO_COST}
             FROM {"valued" if is_priced else "stepped"} GROUP BY {group}
         ) AS every {after}
-        {f"ORDER BY {group} LIMIT %(limit)s" if has_limit else ""}
+        ORDER BY {group} {"LIMIT %(limit)s" if has_limit else ""}
+    ), pairs AS (
+        SELECT place, unnest(ttft_buckets) AS bucket, unnest(ttft_counts) AS n
+        FROM stepped JOIN (SELECT {group}, place FROM sums) AS placed USING ({group}) WHERE ttft_buckets <> '{{}}'
     ), buckets AS (
-        SELECT {group}, bucket, sum(n) AS n FROM stepped, unnest(ttft_buckets, ttft_counts) AS pair(bucket, n)
-        GROUP BY {group}, bucket
-    ), histograms AS (
-        SELECT {group}, array_agg(bucket) AS buckets, array_agg(n::bigint) AS counts FROM buckets GROUP BY {group}
+        -- No bucket of a rollup counts more than an integer holds; adding those up is far cheaper.
+        SELECT place, bucket, sum(n::integer) AS n FROM pairs GROUP BY place, bucket
+    ), ranked AS (
+        SELECT place, bucket, sum(n) OVER (PARTITION BY place ORDER BY bucket) AS seen,
+               sum(n) OVER (PARTITION BY place) AS total FROM buckets
+    ), quantiles AS (
+        SELECT place, {QUANTILE_SQL.format(level="0.50")} AS p50, {QUANTILE_SQL.format(level="0.95")} AS p95
+        FROM ranked GROUP BY place
     )
-    SELECT {shown} FROM sums LEFT JOIN histograms USING ({group})
+    SELECT {shown} FROM sums LEFT JOIN quantiles USING (place)
     {" ".join(_NAMED[name] for name in by if name in _NAMED)}
-    ORDER BY {order}
+    ORDER BY sums.place
     """
 
 
@@ -266,33 +336,19 @@ def usage_report(
 
     All of a page is read from one state of the database; the next page from a later one.
 
-    Cost: one statement for the totals, and for the rows one to four: of the first step, then of 32 times as many each,
-    until the page is full. Each reads the rollups of its steps, and the events of quarters not yet rolled up.
+    Cost: one statement for the totals, and for the rows one to four, each of a stretch of the report (``_stretches``)
+    until the page is full. Each reads the rollups of its stretch, and the events of quarters not yet rolled up.
     """
     with one_state():
         changes = price_changes()
         totals, costs, unpriced, is_coarse = _totals(question, changes) if with_totals else ({}, {}, 0, False)
-        n_steps = len(question.starts) - 1
         first, after = _decode(question, cursor) if cursor else (0, None)
-        n_wanted = None if limit is None else limit + 1
-        rows: list[Row] = []
-        width = n_steps if limit is None else 1
-        while first < n_steps and (n_wanted is None or len(rows) < n_wanted):
-            last = min(n_steps, first + width)
-            parameters = _parameters(question, first, last, changes)
-            if after is not None:
-                parameters |= {"after_step": first + 1} | {
-                    f"after_{name}": value for name, value in zip(question.by, after, strict=True)
-                }
-            if n_wanted is not None:
-                parameters["limit"] = n_wanted - len(rows)
-            sql = _report_sql(
-                question, has_cursor=after is not None, has_limit=n_wanted is not None, is_priced=bool(changes)
-            )
-            with connection.cursor() as database:
-                database.execute(sql, parameters)
-                rows += map(_reader(question), database.fetchall())
-            first, width, after = last, width * _GROWTH, None
+        if limit is None:
+            rows = _rows(question, changes, [_Stretch(first, len(question.starts) - 1)], after)
+        elif question.step or question.by[:1] not in (("tenant",), ("key",)) or LEADING & question.filters.keys():
+            rows = _rows(question, changes, _steps(question, first), after, limit + 1)
+        else:
+            rows = _rows(question, changes, _ids(question, after[0] if after else "", limit + 1), after, limit + 1)
     next_cursor = None
     if limit is not None and len(rows) > limit:
         rows = rows[:limit]
@@ -303,14 +359,93 @@ def usage_report(
     )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """A part of a report in its order: its steps, the last not included, and where ids of its first dimension end.
+
+    ``low``: the last id of the stretch before. ``high``: the last of this one; None: to the end.
+    """
+
+    first: int
+    last: int
+    low: str = ""
+    high: str | None = None
+
+
+def _steps(question: Question, first: int) -> Iterator[_Stretch]:
+    """The first step, then 32 times as many each."""
+    n_steps, width = len(question.starts) - 1, 1
+    while first < n_steps:
+        yield _Stretch(first, min(n_steps, first + width))
+        first, width = first + width, width * _GROWTH
+
+
+def _ids(question: Question, low: str, n_wanted: int) -> Iterator[_Stretch]:
+    """All steps of as many tenants or keys as have rows enough if each has one, then of all others.
+
+    Where there is more than one row of each, fewer are tried first. The ids of those that exist tell how far that is:
+    the books may know more of them, or fewer, and all the stretches together hold every id.
+    """
+    last = len(question.starts) - 1
+    table = _TABLE[question.by[0]]
+    least = n_wanted + n_wanted // 8 if len(question.by) == 1 else -(-n_wanted // 8)
+    for width in (least, 2 * least, 8 * least):
+        with connection.cursor() as database:
+            database.execute(f"SELECT id FROM {table} WHERE id > %s ORDER BY id OFFSET %s LIMIT 1", [low, width - 1])
+            found = database.fetchone()
+        if found is None:
+            break
+        yield _Stretch(0, last, low, found[0])
+        low = found[0]
+    yield _Stretch(0, last, low)
+
+
+def _rows(
+    question: Question,
+    changes: Sequence[datetime],
+    stretches: Iterable[_Stretch],
+    after: Sequence[str] | None,
+    n_wanted: int | None = None,
+) -> list[Row]:
+    """The rows of the stretches, one after the other, until there are enough."""
+    rows: list[Row] = []
+    for stretch in stretches:
+        parameters = _parameters(question, stretch.first, stretch.last, changes)
+        within = ""
+        if stretch.low or stretch.high is not None:
+            # What the cursor names is in the first stretch, and left out by the cursor alone.
+            within = f" AND {question.by[0]} {'>=' if after is not None or not stretch.low else '>'} %(low)s"
+            parameters["low"] = stretch.low
+        if stretch.high is not None:
+            within += f" AND {question.by[0]} <= %(high)s"
+            parameters["high"] = stretch.high
+        if after is not None:
+            parameters |= {"after_step": stretch.first + 1} | {
+                f"after_{name}": value for name, value in zip(question.by, after, strict=True)
+            }
+        if n_wanted is not None:
+            parameters["limit"] = n_wanted - len(rows)
+        sql = _report_sql(
+            question, is_priced=bool(changes), within=within, has_cursor=after is not None,
+            has_limit=n_wanted is not None,
+        )  # fmt: skip
+        with connection.cursor() as database:
+            database.execute(sql, parameters)
+            rows += map(_reader(question), database.fetchall())
+        after = None
+        if n_wanted is not None and len(rows) >= n_wanted:
+            break
+    return rows
+
+
 def stream_rows(question: Question) -> Iterator[Row]:
     """All rows, as the database hands them out; the memory needed does not depend on how many there are.
 
     Holds a connection and the state of the database it began with until it is used up or closed.
     """
-    with transaction.atomic(), connection.chunked_cursor() as database:
+    with one_state(), connection.chunked_cursor() as database:
         changes = price_changes()
-        sql = _report_sql(question, has_cursor=False, has_limit=False, is_priced=bool(changes))
+        sql = _report_sql(question, is_priced=bool(changes))
         database.execute(sql, _parameters(question, 0, len(question.starts) - 1, changes))
         read = _reader(question)
         while batch := database.fetchmany(_FETCHED):
@@ -361,29 +496,34 @@ def one_state() -> Iterator[None]:
     with transaction.atomic():
         if is_outermost:
             with connection.cursor() as database:
-                database.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+                # Joins by merging sort what hashing need not; so does adding up in little memory.
+                database.execute(
+                    "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY; "
+                    "SET LOCAL work_mem = '64MB'; SET LOCAL enable_mergejoin = off"
+                )
         yield
 
 
 def _totals(question: Question, changes: Sequence[datetime]) -> tuple[dict[str, int], dict[str, int], int, bool]:
     """Sums, costs by currency, requests without a price, and whether hours were kept as a whole that days cut."""
     sums = ", ".join(f"sum({name}) AS {name}" for name in SUMS)
+    source = _source(*question.filters)
     columns: tuple[str, ...]
     if changes:
-        columns = ("at", "minutes", "tenant", "model", *SUMS)
+        columns = ("at", "minutes", source.payer, "model", *SUMS)
         rest = f""", used AS (
-            SELECT tenant, model, period, bool_or(minutes = 60) AS is_wide, {sums}
-            FROM (SELECT *, {_PERIOD} FROM parts) AS each GROUP BY tenant, model, period
+            SELECT {source.payer}, model, period, bool_or(minutes = 60) AS is_wide, {sums}
+            FROM (SELECT *, {_PERIOD} FROM parts) AS each GROUP BY {source.payer}, model, period
         )
         SELECT currency, {sums}, sum(pico), sum(unpriced), bool_or(is_wide)
-        FROM (SELECT used.*, {_VALUED} FROM used {PRICE_SQL}) AS valued GROUP BY currency"""
+        FROM (SELECT used.*, {_VALUED} FROM used {source.price}) AS valued GROUP BY currency"""
     else:
         columns = ("minutes", *SUMS)
         rest = f"SELECT NULL, {sums}, NULL, sum(requests), bool_or(minutes = 60) FROM parts"
     totals, costs, unpriced, has_wide = dict.fromkeys(SUMS, 0), {}, 0, False
     with connection.cursor() as database:
         database.execute(
-            parts_sql(columns, tuple(question.filters)) + rest,
+            source.parts(columns, tuple(question.filters)) + rest,
             _parameters(question, 0, len(question.starts) - 1, changes),
         )
         for currency, *values, pico, n_unpriced, is_wide in database.fetchall():
@@ -407,12 +547,11 @@ def _reader(question: Question) -> Callable[[Sequence[Any]], Row]:
         group = dict(zip(by, itertools.islice(rest, len(by)), strict=True))
         names = dict(zip(named, itertools.islice(rest, len(named)), strict=True))
         sums = dict(zip(SUMS, map(int, itertools.islice(rest, len(SUMS))), strict=True))
-        currency, other_currency, pico, unpriced, buckets, counts = rest
+        currency, other_currency, pico, unpriced, p50, p95 = rest
         is_mixed = currency != other_currency
-        histogram = dict(zip(buckets or (), counts or (), strict=True))
         return Row(
             start=start, group=group, names=names, sums=sums,
-            ttft_p50_ms=_ms(quantile_us(histogram, 0.50)), ttft_p95_ms=_ms(quantile_us(histogram, 0.95)),
+            ttft_p50_ms=_ms(p50), ttft_p95_ms=_ms(p95),
             currency=MIXED if is_mixed else "" if pico is None else currency,
             cost_pico=None if is_mixed or pico is None else int(pico), unpriced=int(unpriced),
         )  # fmt: skip
@@ -420,8 +559,8 @@ def _reader(question: Question) -> Callable[[Sequence[Any]], Row]:
     return read
 
 
-def _ms(microseconds: float | None) -> float | None:
-    return None if microseconds is None else round(microseconds / 1_000, 3)
+def _ms(bucket: int | None) -> float | None:
+    return None if bucket is None else round(bucket_us(bucket) / 1_000, 3)
 
 
 def _encode(question: Question, row: Row) -> str:

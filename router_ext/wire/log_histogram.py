@@ -23,6 +23,11 @@ def bucket(microseconds: int) -> int:
     return max(0, math.ceil(math.log(max(microseconds, 1)) / LOG_GAMMA))
 
 
+def bucket_us(index: int) -> float:
+    """The time, in microseconds, that a bucket answers with."""
+    return 2 * GAMMA**index / (GAMMA + 1)
+
+
 def quantile_us(counts: Mapping[int, int], level: float) -> float | None:
     """The time at ``level`` (0 to 1) by nearest rank, in microseconds; None without observations."""
     total = sum(counts.values())
@@ -33,5 +38,5 @@ def quantile_us(counts: Mapping[int, int], level: float) -> float | None:
     for index in sorted(counts):
         seen += counts[index]
         if seen >= rank:
-            return 2 * GAMMA**index / (GAMMA + 1)
+            return bucket_us(index)
     raise AssertionError("counts changed while they were read")

@@ -18,7 +18,7 @@ from controlplane.common.clock import to_us
 from controlplane.common.errors import Conflict, Invalid, NotFound, VersionMismatch
 from controlplane.usage import ingest as ingestion
 from controlplane.usage.assignments import ALWAYS, assign_price_list, create_assignment, remove_assignment
-from controlplane.usage.models import PriceAssignment, PriceList
+from controlplane.usage.models import PriceAssignment, PriceList, StaleSum
 from controlplane.usage.prices import (
     create_price_list,
     decimal_text,
@@ -27,7 +27,7 @@ from controlplane.usage.prices import (
     update_price_list,
 )
 from controlplane.usage.report import MIXED, stream_rows, usage_question, usage_report
-from controlplane.usage.rollup import roll_up_finished
+from controlplane.usage.rollup import roll_up_finished, sum_up_stale
 from tests.support.control_plane import ApiClient, book, make_tenant, make_user, signed_in, usage_event
 
 pytestmark = pytest.mark.django_db
@@ -118,6 +118,54 @@ def test_costs_are_those_of_the_events_however_they_are_grouped(system: Actor) -
     question = usage_question(actor=system, from_day=FIRST, to_day=LAST, group_by=("key", "tenant"))
     told = {(r.group["key"], r.group["tenant"]): r.cost_pico for r in usage_report(question).rows if r.cost_pico}
     assert told == {key: pico for key, pico in by_key.items() if pico}
+
+
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_a_list_assigned_later_counts_for_what_is_rolled_up(system: Actor, is_marked: bool) -> None:
+    """The sums over all tenants are kept by price list; without its marks (the mutant) a report would be wrong."""
+    row = create_price_list(
+        actor=system, name="flat", currency="EUR", prices=[price("2026-01-01", 3, 5), price("2026-11-19", 7, 0)]
+    )
+    paying, other = make_tenant(system), make_tenant(system)
+    events = [
+        usage_event(
+            tenant=tenant.id, model=f"m{n % 2}", arrived_at_us=to_us(NOW - timedelta(hours=n)),
+            prompt_tokens=1_000 + n, output_tokens=n,
+        )
+        for n in range(1, 40) for tenant in (paying, other)
+    ]  # fmt: skip
+    book(*events)
+    roll_up_finished(now=NOW)
+    cost = sum(
+        e.prompt_tokens * 7 if e.arrived_at_us >= to_us(datetime(2026, 11, 19, tzinfo=UTC))
+        else e.prompt_tokens * 3 + e.output_tokens * 5
+        for e in events if e.tenant == paying.id
+    )  # fmt: skip
+
+    def told() -> list[tuple[dict[str, int], int]]:
+        answers = []
+        for group in ((), ("model",), ("hour",), ("day", "tenant")):
+            report = usage_report(usage_question(actor=system, from_day=FIRST, to_day=LAST, group_by=group))
+            assert report.totals["requests"] == len(events) == sum(r.sums["requests"] for r in report.rows)
+            assert sum(r.cost_pico or 0 for r in report.rows) == sum(report.costs.values())
+            answers.append((dict(report.costs), report.unpriced))
+        return answers
+
+    assert told() == [({}, len(events))] * 4
+    assert not StaleSum.objects.exists()
+    assign_price_list(actor=system, tenant_id=paying.id, price_list=row.id)
+    if not is_marked:
+        StaleSum.objects.all().delete()
+        assert told() != [({"EUR": cost}, len(events) // 2)] * 4
+        return
+    assert told() == [({"EUR": cost}, len(events) // 2)] * 4
+    assert sum_up_stale(limit=5) == 5
+    assert told() == [({"EUR": cost}, len(events) // 2)] * 4
+    roll_up_finished(now=NOW)
+    assert not StaleSum.objects.exists()
+    assert told() == [({"EUR": cost}, len(events) // 2)] * 4
+    assign_price_list(actor=system, tenant_id=paying.id, price_list=None)
+    assert told() == [({}, len(events))] * 4
 
 
 def test_amounts() -> None:

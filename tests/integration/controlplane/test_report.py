@@ -26,13 +26,23 @@ from controlplane.tenants.actions import update_tenant
 from controlplane.usage import ingest as ingestion
 from controlplane.usage import report as reporting
 from controlplane.usage.coarsening import coarsen
-from controlplane.usage.models import QuarantinedEvent, RolledUp, TouchedQuarter, UsageEvent, UsageQuarter
+from controlplane.usage.models import QuarantinedEvent, RolledUp, StaleSum, TouchedQuarter, UsageEvent, UsageQuarter
 from controlplane.usage.partitions import QUARTERS, drop_old_days, ensure_days, partition_name
 from controlplane.usage.report import Question, Row, usage_question, usage_report
 from controlplane.usage.report_export import COLUMNS, report_csv, report_json
 from controlplane.usage.rollup import SUMS, roll_up_finished
 from router_ext.wire.controlplane import UsageEvent as Event
-from tests.support.control_plane import ApiClient, api_client, book, make_tenant, make_user, signed_in, usage_event
+from tests.support.control_plane import (
+    ApiClient,
+    api_client,
+    book,
+    make_key,
+    make_pool,
+    make_tenant,
+    make_user,
+    signed_in,
+    usage_event,
+)
 
 pytestmark = pytest.mark.django_db
 
@@ -180,19 +190,13 @@ def _utc_days(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _late_events_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = reporting.parts_sql
-    wrong = "WHERE quarter >= %(from)s AND quarter < %(to)s AND false"
-    monkeypatch.setattr(
-        reporting, "parts_sql",
-        lambda *given: right(*given).replace("WHERE quarter >= %(from)s AND quarter < %(to)s", wrong),
-    )  # fmt: skip
+    wrong = reporting._TOUCHED_SQL.replace("WHERE quarter", "WHERE false AND quarter")
+    monkeypatch.setattr(reporting, "_TOUCHED_SQL", wrong)
 
 
 def _touched_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = reporting.parts_sql
-    monkeypatch.setattr(
-        reporting, "parts_sql", lambda *given: right(*given).replace(" AND at NOT IN (SELECT quarter FROM touched)", "")
-    )
+    wrong = reporting._UNTOUCHED.replace(" AND at NOT IN (SELECT quarter FROM touched)", "")
+    monkeypatch.setattr(reporting, "_UNTOUCHED", wrong)
 
 
 def _hours_of_utc(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,6 +302,46 @@ def test_the_page_takes_few_statements_however_much_there_is(django_assert_max_n
     # In a transaction of a test, a savepoint and its release are two more than the 12 of a page.
     with django_assert_max_num_queries(14):
         client.get(f"{reverse('console:usage')}?from_day=2026-01-01&to_day=2026-11-20&group_by=day&group_by=key")
+
+
+def test_sums_that_their_column_cannot_hold_are_added_up_by_the_report(system: Actor) -> None:
+    at = to_us(datetime(2026, 11, 1, 9, 0, tzinfo=UTC))
+    book(*(usage_event(tenant=f"ten_{n}", arrived_at_us=at, prompt_tokens=8 * 10**18) for n in range(3)))
+    book(usage_event(arrived_at_us=at + 900_000_000, prompt_tokens=1))
+    for _ in range(2):
+        roll_up_finished(now=NOW)
+        for group in ((), ("model",), ("tenant",)):
+            report = usage_report(asked(system, group))
+            assert report.totals["prompt_tokens"] == 24 * 10**18 + 1
+            assert sum(row.sums["prompt_tokens"] for row in report.rows) == 24 * 10**18 + 1
+    assert [at for (at,) in StaleSum.objects.values_list("quarter")] == [from_us(at)]
+
+
+@pytest.mark.parametrize("group", [("tenant",), ("key",), ("tenant", "key", "model"), ("key", "tier")])
+def test_pages_of_tenants_and_keys_hold_every_row_once(system: Actor, group: tuple[str, ...]) -> None:
+    """Whether the books know more of them than there are, or fewer."""
+    tenants = [make_tenant(system) for _ in range(12)]
+    rng, pool = random.Random(7), make_pool(system)
+    keys = {tenant.id: [make_key(system, tenant, pool)[0].id for _ in range(3)] for tenant in tenants}
+    at = to_us(datetime(2026, 11, 1, 9, 0, tzinfo=UTC))
+    for number in range(60):
+        tenant = rng.choice([*keys][::2])
+        key = rng.choice([*keys[tenant], "", "gone", "zzz"])
+        book(usage_event(tenant=rng.choice([tenant, "", "zzz"]), key=key, model=f"m{number % 3}",
+                         tier=f"t{number % 2}", arrived_at_us=at + number * 400_000_000))  # fmt: skip
+    roll_up_finished(now=NOW)
+    question = asked(system, group)
+    whole = usage_report(question, limit=None).rows
+    assert sum(row.sums["requests"] for row in whole) == 60
+    for limit in (1, 4, 100):
+        rows, cursor = [], ""
+        while True:
+            page = usage_report(question, limit=limit, cursor=cursor)
+            rows += page.rows
+            if page.next_cursor is None:
+                break
+            cursor = page.next_cursor
+        assert rows == whole
 
 
 # --- keeping ---
