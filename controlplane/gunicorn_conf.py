@@ -19,7 +19,11 @@ accesslog = None
 
 
 def post_worker_init(worker: Any) -> None:
-    """On SIGTERM waiting routers get their 304 at once, instead of holding the worker for the rest of their poll."""
+    """Settle the garbage collector, and prepare for the end.
+
+    On SIGTERM waiting routers get their 304 at once, instead of holding the worker for the rest of their poll.
+    """
+    from controlplane.common.collector import settle
     from controlplane.rollout.watch import watcher
 
     inherited = signal.getsignal(signal.SIGTERM)
@@ -30,3 +34,4 @@ def post_worker_init(worker: Any) -> None:
             inherited(number, frame)
 
     signal.signal(signal.SIGTERM, stop)
+    settle()

@@ -11,6 +11,9 @@ from typing import Any
 import psycopg
 from django.db import connection
 
+EPOCH_US = 946_684_800_000_000
+"""An instant in binary form is an int8: microseconds since the begin of 2000, which is this many since that of 1970."""
+
 
 def bound_cursor() -> psycopg.Cursor[Any]:
     """A cursor of psycopg itself; ``%b`` sends a parameter in binary form. Wrappers that count statements miss it."""

@@ -233,21 +233,17 @@ def revoke_all(actor: Actor, tenant: Tenant) -> dict[str, Any]:
 
 _USED_SQL = """
     WITH due AS (
-        SELECT id, TIMESTAMPTZ 'epoch' + us * interval '1 microsecond' AS at
-        FROM unnest(%b::text[], %b::int8[]) AS wanted (id, us) JOIN keys_apikey AS known USING (id)
-        WHERE known.last_used_at IS NULL
-           OR known.last_used_at < TIMESTAMPTZ 'epoch' + us * interval '1 microsecond' - %s::interval
+        SELECT id, wanted.at FROM unnest(%b::text[], %b::timestamptz[]) AS wanted (id, at)
+        JOIN keys_apikey AS known USING (id)
+        WHERE known.last_used_at IS NULL OR known.last_used_at < wanted.at - %s::interval
         ORDER BY id FOR UPDATE OF known
     )
     UPDATE keys_apikey SET last_used_at = due.at FROM due WHERE keys_apikey.id = due.id
 """
 
 
-def note_used(last_used_us: Mapping[str, int]) -> None:
-    """Note when keys were last used, at most once a minute each; ordered, so that batches cannot deadlock.
-
-    Args:
-        last_used_us: microseconds since the epoch by key.
-    """
-    with bound_cursor() as cursor:
-        cursor.execute(_USED_SQL, [list(last_used_us), list(last_used_us.values()), LAST_USED_STEP])
+def note_used(last_used: Mapping[str, datetime]) -> None:
+    """Note when keys were last used, at most once a minute each; in the order of their ids."""
+    if last_used:
+        with bound_cursor() as cursor:
+            cursor.execute(_USED_SQL, [list(last_used), list(last_used.values()), LAST_USED_STEP])

@@ -23,9 +23,8 @@ import psycopg
 import structlog
 from django.db import IntegrityError, OperationalError, connection, transaction
 
-from controlplane.common.bound import bound_cursor
+from controlplane.common.bound import EPOCH_US, bound_cursor
 from controlplane.common.clock import from_us, to_us, utc_now
-from controlplane.keys.actions import note_used
 from controlplane.usage import samples, totals
 from controlplane.usage.models import QuarantinedEvent
 from controlplane.usage.partitions import ensure_days
@@ -55,7 +54,7 @@ _COLUMNS = (
     "preemptions", "recomputed_tokens", "resumed_prefill_tokens", "kv_token_seconds", "max_new_tokens",
     "predicted_tokens", "predictor", "finish_reason", "resume_class", "backends", "error_code",
 )  # fmt: skip
-# Instants and backends are given as PostgreSQL keeps them: microseconds since 2000, and the bytes of an array.
+# Instants and backends are given in PostgreSQL's binary form: microseconds since 2000, and the bytes of an array.
 _TYPES = (
     "int8", "text", "text", "text", "text", "text", "text", "text", "text", "text", "text",
     "int8", "int8", "int8", "int8", "int8", "text", "int4",
@@ -63,7 +62,6 @@ _TYPES = (
     "int8", "text", "text", "text", "bytea", "text",
 )  # fmt: skip
 _TEXTS = tuple(name for name, kind in zip(_COLUMNS, _TYPES, strict=True) if kind == "text")
-_EPOCH_US = 946_684_800_000_000
 _TEXT_OID = 25
 _LIST = ", ".join(_COLUMNS)
 
@@ -315,9 +313,9 @@ def _row(event: UsageEvent) -> tuple[Any, ...]:
     """What COPY is given; instants must be of the calendar."""
     dispatch, token = event.first_dispatch_us, event.first_token_us
     return (
-        event.arrived_at_us - _EPOCH_US, event.event, event.request, event.router, event.tenant, event.key, event.pool,
-        event.model, event.tier, event.dialect, event.outcome, event.ended_at_us - _EPOCH_US,
-        None if dispatch is None else dispatch - _EPOCH_US, None if token is None else token - _EPOCH_US,
+        event.arrived_at_us - EPOCH_US, event.event, event.request, event.router, event.tenant, event.key, event.pool,
+        event.model, event.tier, event.dialect, event.outcome, event.ended_at_us - EPOCH_US,
+        None if dispatch is None else dispatch - EPOCH_US, None if token is None else token - EPOCH_US,
         event.prompt_tokens, event.output_tokens,
         event.token_source, event.segments, event.preemptions, event.recomputed_tokens, event.resumed_prefill_tokens,
         event.kv_token_seconds, event.max_new_tokens, event.predicted_tokens, event.predictor, event.finish_reason,
@@ -387,8 +385,6 @@ def _book(
     _explain(new)
     unreadable = [e for e in new if (e.arrived_at_us, e.event) in unreadable_predictions]
     samples.keep(new, unreadable=unreadable, router=router)
-    # In order of arrival: the last one of each key stays.
-    note_used({event.key: event.arrived_at_us for event in new if event.key})
     return new
 
 

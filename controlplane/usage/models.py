@@ -181,11 +181,15 @@ class UsageTotal(models.Model):
 
 
 class UsageAdded(models.Model):
-    """What one batch adds to the totals of one day and scope; gone once it is part of ``UsageTotal``."""
+    """What one batch adds to the totals of one day and scope; gone once it is part of ``UsageTotal``.
+
+    ``last_at``: of a key, when the last of these requests arrived.
+    """
 
     day = models.DateField()
     scope = models.TextField()
     tokens = models.BigIntegerField()
+    last_at = models.DateTimeField(null=True)
 
     class Meta:
         db_table = "usage_added"

@@ -4,7 +4,8 @@
 
 All are counted, whoever has a quota at present: one that is set later finds the whole month. Appending waits for
 nobody, and is far cheaper than keeping the sums themselves, on whose rows batches would wait for each other; ``fold``
-moves what was appended in one transaction, and whoever reads adds both.
+moves what was appended in one transaction, and whoever reads adds both. On the way it notes when keys were last used:
+an update of a key costs more than booking the events of a minute with it.
 
 Which batches an answer holds. Routers add to it what they were acknowledged with ``booked_at_us > as_of_us``, so a
 batch must be in the answer if and only if ``booked_at_us <= as_of_us``. Both instants are the database's clock, read
@@ -32,9 +33,11 @@ from datetime import date, datetime, timedelta
 
 from django.db import connection, transaction
 
+from controlplane.common.bound import EPOCH_US
 from controlplane.common.clock import from_us, utc_now
 from controlplane.common.limits import QUOTAS
 from controlplane.fleet.queries import n_live_routers
+from controlplane.keys.actions import note_used
 from controlplane.usage.models import UsageTotal
 from router_ext.wire.controlplane import TotalRecord, Totals, UsageEvent
 
@@ -55,22 +58,24 @@ tokens of its tenant or key, or with the next whole answer."""
 
 _CLOCK = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8"
 _SHARE_SQL = f"WITH held AS MATERIALIZED (SELECT pg_advisory_xact_lock_shared(%s)) SELECT {_CLOCK} FROM held"
-_ADD_SQL = "COPY usage_added (day, scope, tokens) FROM STDIN (FORMAT BINARY)"
+_ADD_SQL = "COPY usage_added (day, scope, tokens, last_at) FROM STDIN (FORMAT BINARY)"
 # Sums are made as numeric and stop at a limit: no event may keep the others from being counted.
 _FOLD_SQL = f"""
     WITH taken AS (
-        DELETE FROM usage_added RETURNING day, scope, tokens
+        DELETE FROM usage_added RETURNING day, scope, tokens, last_at
     ), by_day AS (
         SELECT day, scope, sum(tokens) AS tokens FROM taken GROUP BY day, scope
     ), by_span AS (
         SELECT to_char(day, 'YYYY-MM-DD') AS span, scope, tokens FROM by_day
         UNION ALL
         SELECT to_char(day, 'YYYY-MM'), scope, sum(tokens) FROM by_day GROUP BY 1, scope
+    ), summed AS (
+        INSERT INTO usage_total AS total (span, scope, tokens, changed_at_us)
+        SELECT span, scope, least(tokens, %(most)s)::int8, {_CLOCK} FROM by_span
+        ON CONFLICT (span, scope) DO UPDATE
+        SET tokens = least(total.tokens + excluded.tokens, %(most)s), changed_at_us = excluded.changed_at_us
     )
-    INSERT INTO usage_total AS total (span, scope, tokens, changed_at_us)
-    SELECT span, scope, least(tokens, %(most)s)::int8, {_CLOCK} FROM by_span
-    ON CONFLICT (span, scope) DO UPDATE
-    SET tokens = least(total.tokens + excluded.tokens, %(most)s), changed_at_us = excluded.changed_at_us
+    SELECT scope, max(last_at) FROM taken WHERE last_at IS NOT NULL GROUP BY scope
 """
 _HAS_QUOTA = " OR ".join(f"{name} IS NOT NULL" for name in QUOTAS)
 _TOTALS_SQL = f"""
@@ -137,12 +142,16 @@ def oldest_month(*, now: datetime | None = None) -> date:
 def add(events: Sequence[UsageEvent]) -> int:
     """Add events that were booked just now, in their transaction and as the last thing it does.
 
+    Args:
+        events: in the order of their arrival.
+
     Returns:
         ``booked_at_us``, which holds as soon as the transaction has committed.
 
     Cost: 0.3 us an event, and one appended row for each tenant, key and day among them.
     """
     by_day: defaultdict[int, defaultdict[str, int]] = defaultdict(lambda: defaultdict(int))
+    last_us = {event.key: event.arrived_at_us for event in events}
     for event in events:
         tokens = event.prompt_tokens + event.output_tokens
         sums = by_day[event.arrived_at_us // _DAY_US]
@@ -150,7 +159,7 @@ def add(events: Sequence[UsageEvent]) -> int:
         sums[event.key] += tokens
     oldest = oldest_month()
     kept = [
-        (day, scope, min(n, MAX_TOKENS))
+        (day, scope, min(n, MAX_TOKENS), last_us[scope] - EPOCH_US if scope in last_us else None)
         for number, sums in by_day.items()
         if (day := from_us(number * _DAY_US).date()) >= oldest
         for scope, n in sums.items()
@@ -159,7 +168,7 @@ def add(events: Sequence[UsageEvent]) -> int:
     with connection.cursor() as cursor:
         if kept:
             with cursor.copy(_ADD_SQL) as copy:
-                copy.set_types(("date", "text", "int8"))
+                copy.set_types(("date", "text", "int8", "int8"))
                 for row in kept:
                     copy.write_row(row)
         cursor.execute(_SHARE_SQL, [_LOCK])
@@ -169,7 +178,9 @@ def add(events: Sequence[UsageEvent]) -> int:
 
 
 def fold() -> None:
-    """Add what was appended to the sums. One session at a time does; another leaves it to that one.
+    """Add what was appended to the sums, and note when keys were last used.
+
+    One session at a time does; another leaves it to that one.
 
     Cost: some 10 us per span and scope among them.
     """
@@ -177,6 +188,7 @@ def fold() -> None:
         cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", [_FOLD_LOCK])
         if cursor.fetchone() == (True,):
             cursor.execute(_FOLD_SQL, {"most": MAX_TOKENS})
+            note_used(dict(cursor.fetchall()))
 
 
 def totals(*, since_us: int = 0) -> Totals:

@@ -27,6 +27,7 @@ from controlplane.audit.chain import COLUMNS, FIRST, next_hash
 from controlplane.audit.models import AuditEntry
 from controlplane.common.actor import Actor
 from controlplane.common.clock import utc_now
+from controlplane.common.collector import settle
 from controlplane.common.leases import JobState
 from controlplane.fleet.models import Hazard
 from controlplane.training import jobs
@@ -97,6 +98,7 @@ def fill(
     Raises:
         Conflict: there are tenants already, or no owner yet.
     """
+    settle()
     chance = random.Random(seed)
     now = utc_now()
     say(f"{tenants:,} tenants, {keys:,} keys")
@@ -147,6 +149,8 @@ def _book(
             began = time.perf_counter()
             n_accepted += sum(routers.map(book, ready))
             seconds += time.perf_counter() - began
+            # As the worker does beside, every minute.
+            fold()
             n_batches += len(ready)
             n_events += sum(map(ingest.n_events, ready))
             if n_batches % (5 * _AHEAD * sessions) == 0:

@@ -32,6 +32,7 @@ from controlplane.usage.models import (
 from controlplane.usage.partitions import ensure_ahead, ensure_days, partition_name
 from controlplane.usage.report import usage_question, usage_report
 from controlplane.usage.rollup import roll_up_finished, roll_up_quarter
+from controlplane.usage.totals import fold
 from router_ext.wire import controlplane as wire
 from tests.support.control_plane import (
     ApiClient,
@@ -159,10 +160,13 @@ class TestIngestion:
         key, _ = make_key(system, make_tenant(system), make_pool(system))
         at = to_us(utc_now()) - 600_000_000
         book(usage_event(key=key.id, arrived_at_us=at), usage_event(key=key.id, arrived_at_us=at + 30_000_000))
+        fold()
         assert ApiKey.objects.get().last_used_at == from_us(at + 30_000_000)
         book(usage_event(key=key.id, arrived_at_us=at + 60_000_000))
+        fold()
         assert ApiKey.objects.get().last_used_at == from_us(at + 30_000_000)
-        book(usage_event(key=key.id, arrived_at_us=at + 120_000_000))
+        book(usage_event(key=key.id, arrived_at_us=at + 120_000_000), usage_event(key=key.id, arrived_at_us=at))
+        fold()
         assert ApiKey.objects.get().last_used_at == from_us(at + 120_000_000)
 
 
