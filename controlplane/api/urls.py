@@ -8,6 +8,7 @@ from rest_framework.routers import SimpleRouter
 
 from controlplane.accounts.api import TokenViewSet
 from controlplane.accounts.members_api import InvitationViewSet, MemberViewSet
+from controlplane.api.batch import BatchView
 from controlplane.api.views import not_found
 from controlplane.audit.api import AuditViewSet
 from controlplane.fleet.api import BackendViewSet, PoliciesView, PoolViewSet, RouterViewSet
@@ -67,6 +68,7 @@ urlpatterns = [
     path("openapi.json", SpectacularJSONAPIView.as_view(), name="openapi"),
     path("docs", SpectacularSwaggerSplitView.as_view(url_name="openapi"), name="api-docs"),
     path("peppers", PeppersView.as_view(), name="peppers"),
+    path("batch", BatchView.as_view(), name="batch"),
     path("policies", PoliciesView.as_view(), name="policies"),
     path("requests", UnderWayView.as_view(), name="requests"),
     path(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar, cast
 
 from django.db import transaction
 
 from controlplane.common.actor import Actor, Scope
 
+_NAMED = 10
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -45,6 +46,12 @@ def mark_config_changed(reason: str) -> None:
     _frame.reasons = (*_frame.reasons, reason)
 
 
+def _together(reasons: Sequence[str]) -> str:
+    """Why routers get another revision; of many reasons the first."""
+    named = "; ".join(reasons[:_NAMED])
+    return named if len(reasons) <= _NAMED else f"{named}; and {len(reasons) - _NAMED:,} more"
+
+
 def run_last(function: Callable[[], object]) -> bool:
     """Have ``function`` run at the end of the running use case, behind publishing, inside its transaction.
 
@@ -74,20 +81,20 @@ def use_case(*, scope: Scope | None = Scope.WRITE) -> Callable[[Callable[P, R]],
             if scope is not None:
                 actor.require(scope)
             is_outermost = _frame.depth == 0
-            asked = _frame.last
+            asked = _frame.last, _frame.is_config_changed, _frame.reasons
             try:
                 with transaction.atomic():
                     _frame.depth += 1
                     result = function(*args, **kwargs)
                     if is_outermost and _frame.is_config_changed:
                         for publisher in _publishers:
-                            publisher(actor, "; ".join(_frame.reasons))
+                            publisher(actor, _together(_frame.reasons))
                     if is_outermost:
                         for each in _frame.last:
                             each()
                     return result
             except BaseException:
-                _frame.last = asked
+                _frame.last, _frame.is_config_changed, _frame.reasons = asked
                 raise
             finally:
                 if is_outermost:

@@ -191,7 +191,7 @@ class PolicySwitch:
     """The pool's policy by the control plane's REST API, with an operator's token."""
 
     def __init__(self, session: aiohttp.ClientSession, credentials: Credentials) -> None:
-        self._rest = Rest(session, credentials)
+        self._rest = Rest(credentials.console_url, credentials.operator_token, session)
         self._pool_name = credentials.pool
 
     async def pool(self) -> dict[str, Any]:

@@ -130,7 +130,7 @@ class Demo:
     def __init__(self, args: argparse.Namespace, session: aiohttp.ClientSession, console: Console) -> None:
         self._args, self._session, self._console = args, session, console
         self._credentials: Credentials = read_credentials(args.dir / "credentials.json")
-        self._rest = Rest(session, self._credentials)
+        self._rest = Rest(self._credentials.console_url, self._credentials.operator_token, session)
         self._keys: dict[str, str] = {}
         self._prompts = prompts(args.seed)
         self._pool = ""

@@ -55,6 +55,10 @@ MUTATIONS: dict[tuple[str, str], tuple[Callable[[World], Any], str]] = {
     ("POST", "/tenants"): (
         lambda w: {"name": "New", "slug": "new", "tiers": ["standard"], "default_tier": "standard"}, "tenant.created",
     ),
+    ("POST", "/batch"): (
+        lambda w: {"operations": [{"method": "PATCH", "path": f"/tenants/{w.ids['tenants']}", "body": {"weight": 5}}]},
+        "tenant.updated",
+    ),
     ("PATCH", "/tenants/{id}"): (lambda w: {"weight": 5}, "tenant.updated"),
     ("POST", "/tenants/{id}/stop"): (lambda w: {"reason": "floods us"}, "tenant.stopped"),
     ("POST", "/tenants/{id}/resume"): (lambda w: {"reason": "agreed"}, "tenant.resumed"),
