@@ -22,16 +22,19 @@ _TIMEOUT = aiohttp.ClientTimeout(total=60)
 
 
 class Refused(SettingsError):
-    """The control plane said no. ``fields``: messages by field, where it named some."""
+    """The control plane said no. ``code``: of the problem; ``fields``: messages by field, where it named some."""
 
-    def __init__(self, message: str, fields: Mapping[str, list[str]]) -> None:
+    def __init__(self, message: str, code: str, fields: Mapping[str, list[str]]) -> None:
         super().__init__(message)
+        self.code = code
         self.fields = fields
 
 
 def refusal(status: int, problem: Mapping[str, Any]) -> Refused:
     """What problem+json says."""
-    return Refused(f"{status}: {problem.get('detail', problem)}", problem.get("errors") or {})
+    return Refused(
+        f"{status}: {problem.get('detail', problem)}", str(problem.get("code", "")), problem.get("errors") or {}
+    )
 
 
 def add_connection_arguments(parser: ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""``fairlane apply -f FILE``: make tenants, tiers, groups and pools as the file says, and say what that changed."""
+"""``fairlane apply -f FILE``: make the control plane as the file says, and say what that changed."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from router_ext.errors import SettingsError
-from router_ext.ops.apply.api import Api, Refused, add_connection_arguments, connection_of
+from router_ext.ops.apply.deeds import do, everything, portions
 from router_ext.ops.apply.document import Document, read_document
-from router_ext.ops.apply.kinds import KINDS, check
+from router_ext.ops.apply.kinds import check
 from router_ext.ops.apply.plan import Deed, Step, make_plan
+from router_ext.ops.apply.secrets import Secrets
+from router_ext.ops.rest import Refused, Rest, add_connection_arguments, connection_of
 
 SIGNS = {Deed.CREATE: "+", Deed.UPDATE: "~", Deed.DELETE: "-"}
 
@@ -30,6 +32,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help='{"created", "updated", "deleted", "unchanged", "errors"} on stdout'
     )
+    parser.add_argument(
+        "--keys-out",
+        type=Path,
+        metavar="FILE",
+        help="add keys and links of invitations that are made to FILE (mode 600), one JSON object a line; "
+        "without it they are shown once, at the end",
+    )
     add_connection_arguments(parser)
 
 
@@ -37,17 +46,23 @@ def run(args: argparse.Namespace) -> int:
     document = _read(args.file)
     check(document)
     done: dict[Deed, list[Step]] = {deed: [] for deed in Deed}
-    if not document.problems:
-        url, token = connection_of(args)
-        asyncio.run(_apply(Api(url, token), document, done, is_dry=args.dry_run, adopts=args.adopt))
+    secrets = Secrets(None if args.dry_run else args.keys_out)
+    try:
+        if not document.problems:
+            url, token = connection_of(args)
+            asyncio.run(_apply(Rest(url, token), document, done, secrets, is_dry=args.dry_run, adopts=args.adopt))
+    finally:
+        secrets.close()
     if args.json:
         report: dict[str, Any] = {deed.value: [step.name for step in steps] for deed, steps in done.items()}
         report["errors"] = [
             {"file": p.file, "line": p.line, "path": p.path, "message": p.message} for p in document.problems
         ]
-        print(json.dumps(report))
+        if secrets.shown:
+            report["secrets"] = secrets.shown
+        print(json.dumps(report, ensure_ascii=False))
     else:
-        _print(done, is_dry=args.dry_run)
+        _print(done, secrets, is_dry=args.dry_run)
     for problem in document.problems:
         print(problem, file=sys.stderr)
     if document.problems:
@@ -64,59 +79,61 @@ def _read(name: str) -> Document:
     return read_document(path, text)
 
 
-async def _apply(api: Api, document: Document, done: dict[Deed, list[Step]], *, is_dry: bool, adopts: bool) -> None:
-    async with api:
-        found = {kind.path: await api.all_of(kind) for kind in KINDS if kind.path in document.content}
-        steps = make_plan(document, found, adopts=adopts)
+async def _apply(
+    rest: Rest, document: Document, done: dict[Deed, list[Step]], secrets: Secrets, *, is_dry: bool, adopts: bool
+) -> None:
+    async with rest:
+        steps = make_plan(document, await everything(rest, list(document.content)), adopts=adopts)
         if document.problems:
             return
-        for step in steps:
-            try:
-                if not is_dry:
-                    await _do(api, step)
+        if is_dry:
+            for step in steps:
                 done[step.deed].append(step)
-            except Refused as error:
-                _note(document, step, error)
-
-
-async def _do(api: Api, step: Step) -> None:
-    kind = step.kind
-    match step.deed:
-        case Deed.CREATE:
-            row = await api.create(kind, {k: v for k, v in step.change.items() if k not in kind.later})
-            later = {name: step.change[name] for name in kind.later if name in step.change}
-            if any(row[name] != value for name, value in later.items()):
-                await api.update(kind, row, later)
-        case Deed.UPDATE:
-            assert step.found is not None
-            await api.update(kind, step.found, step.change)
-        case Deed.DELETE:
-            assert step.found is not None
-            await api.delete(kind, step.found)
+            return
+        n_asked = 0
+        for portion in portions(steps):
+            try:
+                outcomes = await do(rest, portion)
+            except SettingsError as error:
+                unknown = f"the next {len(portion)} of {len(steps)} may have been done or not, the rest was not"
+                document.add((), f"{error}; {n_asked} were done or refused, {unknown}: apply again")
+                return
+            n_asked += len(portion)
+            for step, outcome in zip(portion, outcomes, strict=True):
+                if isinstance(outcome, Refused):
+                    _note(document, step, outcome)
+                else:
+                    done[step.deed].append(step)
+                    secrets.take(step, outcome)
 
 
 def _note(document: Document, step: Step, error: Refused) -> None:
     """The refusal of a step as problems of the file, at the fields that were named."""
     if not step.place:
-        document.add((step.kind.path,), f"{step.key!r} cannot be deleted: {error.message}")
+        document.add((step.kind.name,), f"{'/'.join(step.key)!r} cannot be deleted: {error.message}")
         return
     for name, messages in error.fields.items():
-        place = (*step.place, *name.split(".")) if name else step.place
+        place = (
+            (*step.place, *(int(part) if part.isdigit() else part for part in name.split("."))) if name else step.place
+        )
         for message in messages:
             document.add(place, message)
     if not error.fields:
-        document.add((*step.place, step.kind.key), f"{step.key!r}: {error.message}")
+        document.add((*step.place, step.kind.key[-1]), f"{'/'.join(step.key)!r}: {error.message}")
 
 
-def _print(done: dict[Deed, list[Step]], *, is_dry: bool) -> None:
+def _print(done: dict[Deed, list[Step]], secrets: Secrets, *, is_dry: bool) -> None:
     for deed, sign in SIGNS.items():
         for step in done[deed]:
             print(f"{sign} {step.name}")
             if deed is Deed.UPDATE and step.found is not None:
+                before = step.kind.stated(step.found) | {"managed_by": step.found["managed_by"]}
                 for name, value in step.change.items():
-                    print(f"    {name}: {_short(step.found.get(name))} -> {_short(value)}")
+                    print(f"    {name}: {_short(before.get(name))} -> {_short(value)}")
     words = [f"{len(steps)} {'to be ' if is_dry and deed in SIGNS else ''}{deed}" for deed, steps in done.items()]
     print(", ".join(words))
+    for secret in secrets.shown:
+        print(f"shown this once: {json.dumps(secret, ensure_ascii=False)}")
 
 
 def _short(value: Any) -> str:

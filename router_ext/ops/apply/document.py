@@ -53,13 +53,23 @@ class Document:
         self.problems.append(Problem(file=self.file, line=line, path=place_text(place), message=message))
 
 
+class _Loader(yaml.SafeLoader):
+    """Days and instants stay the texts that REST takes; YAML would refuse wrong ones without their place."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
 def read_document(path: Path, text: str) -> Document:
     """The content of a YAML file; names that stand twice in one mapping are noted as problems.
 
     Raises:
         SettingsError: it is no YAML, with line and column.
     """
-    loader = yaml.SafeLoader(text)
+    loader = _Loader(text)
     try:
         node = loader.get_single_node()
         lines: dict[Place, int] = {}

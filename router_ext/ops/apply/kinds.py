@@ -37,7 +37,7 @@ from router_ext.ops.apply.document import Document, Place
 __all__ = ["KINDS", "SLUG_TEXT", "Kind", "check"]
 
 MAX_PRICE = 10**12
-Key = tuple[Any, ...]
+Key = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,9 @@ class Kind:
     secret: str | None = None
 
     def key_of(self, stated: Mapping[str, Any]) -> Key:
-        return tuple(stated[name] for name in self.key)
+        """By what it is known, as the control plane spells it."""
+        values = (str(stated[name]).strip() for name in self.key)
+        return tuple(value.lower() if name == "email" else value for name, value in zip(self.key, values, strict=True))
 
     def stated(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """A row of REST as a file states it: the fields that it has."""
@@ -275,10 +277,9 @@ def _check_list(document: Document, kind: Kind, objects: list[Any]) -> None:
             document.add((*place, name), "is missing")
         if missing:
             continue
-        key = tuple(map(str, kind.key_of(each)))
+        key = kind.key_of(each)
         if key in seen:
             first = document.lines.get((kind.name, seen[key]))
-            told = shown(each[kind.key[-1]] if len(key) == 1 else "/".join(key))
-            document.add((*place, kind.key[-1]), f"{told} stands in line {first} already")
+            document.add((*place, kind.key[-1]), f"{shown('/'.join(key))} stands in line {first} already")
         else:
             seen[key] = position

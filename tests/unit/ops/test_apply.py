@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from router_ext.errors import SettingsError
+from router_ext.ops.apply.deeds import operations, portions
 from router_ext.ops.apply.document import Document, read_document
 from router_ext.ops.apply.kinds import KINDS, check
-from router_ext.ops.apply.plan import Deed, make_plan
+from router_ext.ops.apply.plan import Deed, Step, make_plan
 
 GOOD = """
 tiers:
@@ -41,8 +42,8 @@ def test_a_good_file_has_no_problems() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "t.yaml: holds no mapping of tiers, groups, pools, tenants"),
-        ("tenant: []", "t.yaml:1: tenant: unknown; one of managed_by, tiers, groups, pools, tenants"),
+        ("", "t.yaml: holds no mapping of tiers, groups, pools, backends, price_lists, tenants"),
+        ("tenant: []", "t.yaml:1: tenant: unknown; one of managed_by, tiers, groups, pools, backends"),
         ("tiers: 3", "t.yaml:1: tiers: 3 is not accepted: a list"),
         ("managed_by: A B", "t.yaml:1: managed_by: 'A B' is not accepted: 1 to 63 of a-z, 0-9 and -"),
         ("groups:\n- {name: a}\n- name: b\n  weight: 0", "t.yaml:4: groups[1].weight: 0 is not accepted: "
@@ -62,6 +63,17 @@ def test_a_good_file_has_no_problems() -> None:
          "accepted: a whole number from 0 to 1,000,000,000,000,000, or null"),
         ("tenants:\n- {slug: a, tiers: []}", "tenants[0].tiers: [] is not accepted: a list of at least 1 name"),
         ("tenants:\n- {slug: a, tiers: [x, x]}", "each name once"),
+        ("keys:\n- {tenant: a}", "t.yaml:2: keys[0].name: is missing"),
+        ("keys:\n- {tenant: a, name: b}\n- {tenant: a, name: b}", "t.yaml:3: keys[1].name: 'a/b' stands in line 2"),
+        ("keys:\n- {tenant: a, name: b, expires_at: soon}", "an instant such as 2026-01-31T12:00:00Z"),
+        ("members:\n- {email: a}", "members[0].email: 'a' is not accepted: an email address"),
+        ("members:\n- {email: A@b.c}\n- {email: a@b.c}", "'a@b.c' stands in line 2 already"),
+        ("members:\n- {email: a@b.c, role: boss}", "members[0].role: 'boss' is not accepted: one of owner"),
+        ("backends:\n- {pool: a, name: b, url: 'ftp://x'}", "backends[0].url: 'ftp://x' is not accepted: http:// or"),
+        ("price_lists:\n- {name: a, prices: [{valid_from: 2026-13-01}]}", "'2026-13-01' is not accepted: a day such"),
+        ("price_lists:\n- name: a\n  prices:\n  - {prompt_micro: 1}", "t.yaml:4: price_lists[0].prices[0].valid_from: "
+         "is missing"),
+        ("price_lists:\n- {name: a, prices: [{prompt_micro: -1}]}", "a whole number from 0 to 1,000,000,000,000"),
         ("tenants:\n- {slug: a, color: red}", "tenants[0].color: unknown; one of slug, name, weight"),
     ],
 )  # fmt: skip
@@ -90,7 +102,7 @@ def test_anchors_and_merges_are_followed() -> None:
 
 
 def rows(**given: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    return {kind.path: given.get(kind.path, []) for kind in KINDS}
+    return {kind.name: given.get(kind.name, []) for kind in KINDS}
 
 
 def tenant(slug: str, managed_by: str = "fairlane-apply", **fields: Any) -> dict[str, Any]:
@@ -145,3 +157,98 @@ def test_what_is_named_by_others_is_made_first_and_deleted_last() -> None:
     assert [name for _, name in steps] == [
         "tiers/interactive", "groups/research", "pools/org/model", "tenants/chatbot", "tenants/old", "tiers/old"
     ]  # fmt: skip
+
+
+def test_days_and_instants_need_no_quotes() -> None:
+    document = checked(
+        "keys: [{tenant: a, name: b, expires_at: 2027-01-01T01:00:00+01:00}]\n"
+        "price_assignments: [{tenant: a, valid_from: 2026-02-01, price_list: null}]\n"
+    )
+    assert document.problems == []
+    assert document.content["keys"][0]["expires_at"] == "2027-01-01T01:00:00+01:00"
+    assert document.content["price_assignments"][0]["valid_from"] == "2026-02-01"
+
+
+def key(name: str, managed_by: str = "fairlane-apply", **fields: Any) -> dict[str, Any]:
+    given = {"id": f"key_{name}", "tenant": "ten_x", "tenant_slug": "x", "name": name, "revoked_at": None, "version": 1}
+    return {**given, "managed_by": managed_by, "expires_at": "2027-01-01T00:00:00Z", "tiers": [], **fields}
+
+
+def test_of_keys_with_one_name_ours_counts_and_two_of_ours_are_told() -> None:
+    text = "keys: [{tenant: x, name: a, expires_at: 2027-01-01T02:00:00+02:00}]"
+    assert planned(text, keys=[key("a", ""), key("a")])[0] == [(Deed.KEEP, "keys/x/a")]
+    steps, document = planned(text, adopts=True, keys=[key("a"), key("a")])
+    assert [str(p) for p in document.problems] == ["t.yaml:1: keys[0].name: there are 2 of 'x/a'"]
+    assert steps == []
+
+
+def test_what_is_given_once_is_not_changed() -> None:
+    row = {"id": "prl_1", "name": "a", "currency": "EUR", "timezone": "UTC", "prices": [], "version": 1}
+    given = [{**row, "managed_by": "fairlane-apply"}]
+    text = "price_lists: [{name: a, currency: USD, prices: []}]"
+    _, document = planned(text, price_lists=given)
+    assert [str(p) for p in document.problems] == [
+        "t.yaml:1: price_lists[0].currency: 'USD' is not 'EUR', and it never changes"
+    ]
+
+
+def test_the_order_of_prices_means_nothing() -> None:
+    prices = [
+        {"model": "", "valid_from": "2026-01-01", "prompt_micro": 1, "output_micro": 2},
+        {"model": "m", "valid_from": "2026-01-01", "prompt_micro": 3, "output_micro": 4},
+    ]
+    row = {"id": "prl_1", "name": "a", "currency": "EUR", "timezone": "UTC", "prices": prices, "version": 1}
+    text = """
+price_lists:
+- name: a
+  prices:
+  - {model: m, valid_from: 2026-01-01, prompt_micro: 3, output_micro: 4}
+  - {valid_from: 2026-01-01, prompt_micro: 1, output_micro: 2}
+"""
+    given = [{**row, "managed_by": "fairlane-apply"}]
+    assert planned(text, price_lists=given)[0] == [(Deed.KEEP, "price_lists/a")]
+
+
+def step_for(text: str, **given: list[dict[str, Any]]) -> Step:
+    (step,) = make_plan(checked(text), rows(**given), adopts=False)
+    return step
+
+
+def test_what_is_sent_names_the_version_that_was_read() -> None:
+    active = step_for("tenants: []", tenants=[tenant("x", version=4)])
+    assert [(o["method"], o["path"], o["if_match"]) for o in operations(active)] == [
+        ("POST", "/tenants/ten_x/suspend", '"4"'), ("DELETE", "/tenants/ten_x", '"5"')
+    ]  # fmt: skip
+    suspended = step_for("tenants: []", tenants=[tenant("x", state="suspended")])
+    assert [o["method"] for o in operations(suspended)] == ["DELETE"]
+    assert operations(step_for("keys: []", keys=[key("a")])) == [
+        {"method": "POST", "path": "/keys/key_a/revoke", "if_match": '"1"'}
+    ]
+    (patched,) = operations(step_for("tenants: [{slug: x, weight: 2}]", tenants=[tenant("x", version=7)]))
+    assert patched == {"method": "PATCH", "path": "/tenants/ten_x", "body": {"weight": 2}, "if_match": '"7"'}
+
+
+def test_somebody_who_is_only_invited_is_invited_anew() -> None:
+    invited = {
+        "id": "inv_1", "email": "a@b.c", "role": "viewer", "tenant_slug": None, "invited_by": "x", "accepted_at": None,
+        "revoked_at": None, "expires_at": "2999-01-01T00:00:00Z", "managed_by": "fairlane-apply",
+    }  # fmt: skip
+    same = step_for("members: [{email: A@B.c, role: viewer, name: Ann, is_active: true}]", members=[invited])
+    assert same.deed is Deed.KEEP
+    (sent,) = operations(step_for("members: [{email: a@b.c, role: operator}]", members=[invited]))
+    assert (sent["method"], sent["path"]) == ("POST", "/invitations")
+    assert sent["body"] == {"email": "a@b.c", "role": "operator", "tenant": None, "managed_by": "fairlane-apply"}
+    (sent,) = operations(step_for("members: [{email: n@b.c, role: viewer, name: N}]"))
+    assert sent["body"] == {"email": "n@b.c", "role": "viewer", "managed_by": "fairlane-apply"}
+    (sent,) = operations(step_for("members: []", members=[invited]))
+    assert sent == {"method": "POST", "path": "/invitations/inv_1/revoke"}
+    account = {"id": "usr_1", "email": "a@b.c", "role": "viewer", "version": 2, "managed_by": "fairlane-apply"}
+    (sent,) = operations(step_for("members: [{email: a@b.c, role: operator}]", members=[account]))
+    assert sent == {"method": "PATCH", "path": "/members/usr_1", "body": {"role": "operator"}, "if_match": '"2"'}
+
+
+def test_steps_go_together_in_their_order_and_none_is_torn_apart() -> None:
+    steps = make_plan(checked("tenants: []"), rows(tenants=[tenant(f"t{n}") for n in range(301)]), adopts=False)
+    cut = list(portions(steps))
+    assert [len(each) for each in cut] == [100, 100, 100, 1]
+    assert [step for each in cut for step in each] == steps
