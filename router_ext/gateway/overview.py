@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from router_ext import __version__, compiled
 from router_ext.core.snapshot import PoolStats
 from router_ext.gateway.engine import PoolEngine
 from router_ext.gateway.lifespan import Router
-from router_ext.gateway.pool_states import state_word
+from router_ext.gateway.pool_states import state_word, tier_states
 from router_ext.obs.shares import Claim, shares
 from router_ext.sync.ledger import now_us
 
@@ -39,7 +41,9 @@ def overview(router: Router) -> dict[str, Any]:
 
 
 def _pool(router: Router, engine: PoolEngine) -> dict[str, Any]:
-    stats = engine.stats()
+    stats, recent, now = engine.stats(), engine.books.recent, now_us()
+    recent.look(stats, now)
+    window = recent.window(now)
     name_of = str if router.directory is None else router.directory.roster.name_of
     return {
         "model": engine.name,
@@ -51,6 +55,9 @@ def _pool(router: Router, engine: PoolEngine) -> dict[str, Any]:
         "held_by": stats.held_by,
         "drain_s": stats.drain_s,
         "output_tokens_per_s": stats.output_tokens_per_s,
+        "recent_s": window.seconds,
+        "tiers": [msgspec.to_builtins(state) for state in tier_states(engine, window.tiers)],
+        "recent_refused": dict(window.refused),
         "preempted_total": stats.preempted_total,
         "recomputed_tokens_total": stats.recomputed_tokens_total,
         "largest_gap_service": stats.largest_gap_service,

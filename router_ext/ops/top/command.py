@@ -71,6 +71,7 @@ def print_once(looks: Sequence[Look], sort: str, console: Console | None = None)
     tenants = rows.sorted_tenants(rows.Shares().tenants(looks), sort)
     for title, columns, found in (
         ("Pools", rows.POOL_COLUMNS, rows.pool_rows(looks)),
+        ("Tiers, last five minutes", rows.TIER_COLUMNS, rows.tier_rows(looks)),
         ("Tenants", rows.TENANT_COLUMNS, rows.tenant_rows(tenants)),
         ("Backends", rows.BACKEND_COLUMNS, rows.backend_rows(looks)),
     ):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from router_ext.ops.top.sources import Look
+from router_ext.wire.log_histogram import quantile_us
 
 WINDOW_S = 60.0
 """Delivered shares are those of so long ago until now, once there are two looks; before, those since start."""
@@ -25,9 +26,11 @@ POOL_COLUMNS = (
     "tokens/s",
     "drain",
     "held by",
+    "refused",
     "preempted",
     "gap/bound",
 )
+TIER_COLUMNS = ("tier", "model", "queued", "first tokens", "TTFT p50", "p95", "p99", "target", "in time")
 TENANT_COLUMNS = ("tenant", "model", "queued", "running", "delivered", "entitled", "counter", "weight", "output tokens")
 BACKEND_COLUMNS = ("backend", "model", "state", "running", "KV", "reserved", "own queue", "detail")
 
@@ -146,6 +149,7 @@ def pool_rows(looks: Iterable[Look]) -> list[Row]:
     for pool in _pools(looks):
         tiers = ", ".join(f"{tier} {count}" for tier, count in pool["queued_by_tier"].items() if count)
         rate, bound = pool["output_tokens_per_s"], pool["bound_service"]
+        refused = ", ".join(f"{code} {count}" for code, count in pool.get("recent_refused", {}).items())
         cuts = ", ".join(f"{trigger} {count}" for trigger, count in pool["preempted_total"].items() if count)
         rows.append(
             (
@@ -157,11 +161,54 @@ def pool_rows(looks: Iterable[Look]) -> list[Row]:
                 "-" if rate is None else f"{rate:,.0f}",
                 f"{pool['drain_s']:.0f} s" if pool["queued"] else "-",
                 pool["held_by"] if pool["queued"] else "-",
+                refused or "0",
                 cuts or "0",
                 "-" if bound is None else f"{pool['largest_gap_service']:,.0f} / {bound:,.0f}",
             )
         )
     return rows
+
+
+@dataclass(slots=True)
+class _Tier:
+    """One tier of one model, of all routers. ``target_s``: of the router looked at last."""
+
+    queued: int = 0
+    in_time: int = 0
+    target_s: float | None = None
+    counts: Counter[int] = field(default_factory=Counter)
+
+
+def tier_rows(looks: Iterable[Look]) -> list[Row]:
+    """First tokens of the last minutes: percentiles of all routers together, within ``log_histogram.RELATIVE_ERROR``.
+
+    Routers of a version that does not tell them are left out.
+    """
+    found: dict[tuple[str, str], _Tier] = {}
+    for pool in _pools(looks):
+        for told in pool.get("tiers", ()):
+            tier = found.setdefault((pool["model"], told["tier"]), _Tier())
+            tier.queued += pool["queued_by_tier"].get(told["tier"], 0)
+            tier.in_time += told["in_time"]
+            tier.target_s = told["ttft_target_s"]
+            tier.counts.update(dict(zip(told["buckets"], told["counts"], strict=True)))
+    return [
+        (
+            name,
+            model,
+            str(tier.queued),
+            f"{tier.counts.total():,}",
+            *(_ttft(tier.counts, level) for level in (0.5, 0.95, 0.99)),
+            "-" if tier.target_s is None else f"{tier.target_s:g} s",
+            f"{tier.in_time / tier.counts.total():.1%}" if tier.target_s is not None and tier.counts else "-",
+        )
+        for (model, name), tier in found.items()
+    ]
+
+
+def _ttft(counts: Mapping[int, int], level: float) -> str:
+    found = quantile_us(counts, level)
+    return "-" if found is None else f"{found / 1_000:,.0f} ms"
 
 
 def backend_rows(looks: Iterable[Look]) -> list[Row]:

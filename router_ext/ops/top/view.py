@@ -1,4 +1,4 @@
-"""The live view: three tables that follow the routers. Asking them happens in a thread, drawing in the app's loop."""
+"""The live view: four tables that follow the routers. Asking them happens in a thread, drawing in the app's loop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TopApp(App[None]):
     CSS = """
     #routers { height: auto; padding: 0 1; }
     .title { height: 1; padding: 0 1; text-style: bold; }
-    #pools, #backends { height: auto; max-height: 30%; }
+    #pools, #tiers, #backends { height: auto; max-height: 25%; }
     #tenants { height: 1fr; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -47,6 +47,8 @@ class TopApp(App[None]):
         yield Static(id="routers", markup=False)
         yield Static("Pools", classes="title")
         yield DataTable(id="pools", cursor_type="none")
+        yield Static("Tiers, last five minutes", classes="title")
+        yield DataTable(id="tiers", cursor_type="none")
         yield Static("Tenants", classes="title", id="tenants-title")
         yield DataTable(id="tenants", cursor_type="row")
         yield Static("Backends", classes="title")
@@ -56,6 +58,7 @@ class TopApp(App[None]):
     async def on_mount(self) -> None:
         for name, columns in (
             ("pools", rows.POOL_COLUMNS),
+            ("tiers", rows.TIER_COLUMNS),
             ("tenants", rows.TENANT_COLUMNS),
             ("backends", rows.BACKEND_COLUMNS),
         ):
@@ -79,6 +82,7 @@ class TopApp(App[None]):
         self.query_one("#routers", Static).update("\n".join(rows.headline(look) for look in looks))
         self._tenants = self._shares.tenants(looks)
         self._fill("pools", rows.pool_rows(looks))
+        self._fill("tiers", rows.tier_rows(looks))
         self._fill("backends", rows.backend_rows(looks))
         self._draw_tenants()
 

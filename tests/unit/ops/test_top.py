@@ -26,6 +26,7 @@ from router_ext.ops.top import rows
 from router_ext.ops.top.command import print_once
 from router_ext.ops.top.sources import Look, Source, find_sources, look_at
 from router_ext.ops.top.view import TopApp
+from router_ext.wire.log_histogram import bucket
 
 TOKEN = "token-of-the-operators"
 
@@ -72,6 +73,10 @@ async def test_the_live_view_follows_a_router(served: tuple[World, str]) -> None
     async with app.run_test(size=(160, 45)) as pilot:
         (pool,) = table_rows(app, "pools")
         assert (pool[0], pool[1], pool[2], pool[3], pool[4]) == ("main", "slo-fair", "1", "standard 1", "1")
+        tiers = {row[0]: row[1:] for row in table_rows(app, "tiers")}
+        assert tiers["interactive"] == ["main", "0", "0", "-", "-", "-", "1 s", "-"]
+        assert tiers["standard"][:3] == ["main", "1", "1"]
+        assert all(cell.endswith(" ms") for cell in tiers["standard"][3:6])
         by_running = table_rows(app, "tenants")
         assert [row[0] for row in by_running] == ["alice", "bob"]
         assert [row[2:4] for row in by_running] == [["0", "1"], ["1", "0"]]
@@ -105,6 +110,22 @@ async def test_a_router_that_goes_away_is_said_to(served: tuple[World, str], unu
         said = str(app.query_one("#routers", Static).render())
         assert "does not answer" in said
         assert len(table_rows(app, "tenants")) == 2
+
+
+def test_percentiles_of_several_routers_are_of_all_their_requests() -> None:
+    def look(times_ms: list[int]) -> Look:
+        buckets = [bucket(ms * 1_000) for ms in times_ms]
+        tier = {
+            "tier": "fast", "ttft_target_s": 0.5, "buckets": buckets, "counts": [1] * len(buckets),
+            "in_time": sum(ms <= 500 for ms in times_ms),
+        }  # fmt: skip
+        return Look("", {"pools": [{"model": "m", "queued_by_tier": {"fast": 2}, "tiers": [tier]}]})
+
+    looks = [look([10, 20, 30]), look([900]), Look("", {"pools": [{"model": "m", "queued_by_tier": {"fast": 1}}]})]
+    ((_, _, queued, count, p50, p95, _, target, in_time),) = rows.tier_rows(looks)
+    assert (queued, count, target, in_time) == ("4", "4", "0.5 s", "75.0%")
+    assert abs(int(p50.removesuffix(" ms")) - 20) <= 1
+    assert abs(int(p95.removesuffix(" ms")) - 900) <= 9
 
 
 async def test_one_plain_table(served: tuple[World, str], tmp_path: Path) -> None:
