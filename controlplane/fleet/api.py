@@ -25,6 +25,7 @@ from controlplane.common.rest import (
 from controlplane.fleet import actions, brakes, queries, routers
 from controlplane.fleet.brakes_api import OccupancySerializer
 from controlplane.fleet.fairness import pool_fairness
+from controlplane.fleet.live_api import PoolLiveSerializer, pool_live
 from controlplane.fleet.models import Backend, Pool, Router, RouterStatus
 from router_ext.core.config import KNOBS, Knob
 
@@ -237,6 +238,12 @@ class PoolViewSet(UseCaseViewSet):
         pair = (first, second) if first else None
         shown = pool_fairness(actor=self.actor, pool_id=pk, pair=pair)
         return Response(FairnessSerializer(shown).data)
+
+    @extend_schema(responses={200: PoolLiveSerializer, **PROBLEMS})
+    @action(detail=True, methods=["get"])
+    def live(self, request: Any, pk: str) -> Response:
+        """What it does now, of all routers together: queues, first tokens, shares, backends, refusals."""
+        return Response(PoolLiveSerializer(pool_live(actor=self.actor, pool_id=pk)).data)
 
 
 class KnobSerializer(serializers.Serializer[Knob]):

@@ -37,7 +37,7 @@ from router_ext.wire.controlplane import (
     TierState,
 )
 from router_ext.wire.log_histogram import bucket, quantile_us
-from tests.support.control_plane import make_backend, make_pool, make_tenant, make_user, signed_in, tell
+from tests.support.control_plane import ApiClient, make_backend, make_pool, make_tenant, make_user, signed_in, tell
 
 pytestmark = pytest.mark.django_db
 
@@ -134,6 +134,41 @@ class TestMerging:
         assert "other: 14 tenants 10 0 0 20% of 20%" in page
         assert f"Routers name the {MAX_LIVE_TENANTS} tenants with the most work" in page
         assert "Refused or expired in the last 60 seconds: queue_full 4." in page
+
+
+def test_rest_tells_the_same(pool: Pool, api: ApiClient, system: Actor) -> None:
+    tenant = make_tenant(system)
+    for router, times in (("rtr_a", [100] * 9), ("rtr_b", [5_000])):
+        state = PoolState(
+            pool=pool.id,
+            policy="fifo",
+            recent_s=100,
+            recent_output_tokens=1_000,
+            queued_by_tier={"fast": 3},
+            recent_refused={"queue_full": 1},
+            recent_preempted={"gap": 0},
+            tiers=[counted("fast", times, ttft_target_s=0.5, in_time=sum(each <= 500 for each in times))],
+            tenants=[TenantState(tenant=tenant.id, running=1, recent_service=7.0, entitled_service=3.0)],
+            other_tenants=OtherTenants(tenants=4, queued=6),
+            backends=[BackendState(backend="bke_1", state="up", running=1)],
+        )
+        tell(router=router, pools=[state])
+    told = api.send("GET", f"/pools/{pool.id}/live").json()
+    (tier,) = told["tiers"]
+    assert (told["waiting"], told["output_tokens_per_s"], told["routers"]) == (6, 20.0, ["rtr_a", "rtr_b"])
+    assert (told["refused"], told["preempted"]) == ({"queue_full": 2}, {})
+    assert (tier["first_tokens"], tier["in_time_ratio"], tier["ttft_target_s"]) == (10, 0.9, 0.5)
+    assert tier["ttft_p50_ms"] == pytest.approx(100, rel=0.01)
+    assert tier["ttft_p95_ms"] == pytest.approx(5_000, rel=0.01)
+    assert [(t["tenant"], t["number"], t["waiting"], t["service"], t["entitled_service"]) for t in told["tenants"]] == [
+        (tenant.id, 1, 0, 14.0, 6.0),
+        (None, 8, 12, 0.0, 0.0),
+    ]
+    states = {"up": ["rtr_a", "rtr_b"]}
+    assert told["backends"] == [
+        {"backend": "bke_1", "states": states, "running": 2, "reserved_tokens": 0, "kv_tokens": None}
+    ]
+    assert api.send("GET", "/pools/pol_x/live").status_code == 404
 
 
 class TestSize:
