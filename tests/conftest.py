@@ -114,7 +114,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With ``--dist loadscope``: tests that share servers run in one worker, all others wherever there is time."""
+    """With ``--dist loadscope``: a module's tests share servers, models and files, so they run in one worker.
+
+    The laws at the end, which share nothing that is dear, run one by one wherever there is time.
+    """
     if config.getvalue("dist") != "loadscope":
         return None
     from xdist.scheduler import LoadScopeScheduling
@@ -125,7 +128,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             folder = module.split("/")[1]
             if folder == "e2e":
                 return folder
-            return module if folder in ("integration", "conformance") else nodeid
+            return nodeid if folder == "property" else module
 
     return ByServers(config, log)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 from support.exchange import Wire, call, events, gauges
-from support.modelserver import model_server
+from support.modelserver import ModelServer, model_server
 from support.resumed import Question, ask, comparable, questions
 from support.routers import RouterProcess, Setup, backend, router, write_snapshot
 from support.tenants import new_tenant
@@ -25,7 +25,7 @@ from support.tenants import new_tenant
 from router_ext.ops.embedded import free_port
 from router_ext.wire.controlplane import snapshot_digest
 
-FLAGS = ("--sim-step-ms", "10", "--sim-mean-tokens", "0", "--max-total-tokens", "2048")
+FLAGS = ("--sim-step-ms", "10", "--sim-mean-tokens", "0", "--max-total-tokens", "2048", "--sim-control", "on")
 BODY = {"inputs": "Tell me a story", "parameters": {"max_new_tokens": 60, "details": True}}
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 60, "temperature": 0, "stream": True}
 
@@ -36,6 +36,11 @@ def whole(port: int, path: str, body: Any, headers: dict[str, str] | None = None
     return events(answer)
 
 
+def stall(server: ModelServer, tokens: int) -> None:
+    """Let no stream of this server get beyond so many tokens, so that none ends before the test kills it; 0: go on."""
+    assert call(server.port, "POST", "/sim/faults", {"stall_after_tokens": tokens})[0] == 200
+
+
 def test_a_stream_goes_on_elsewhere_when_its_backend_is_killed() -> None:
     """The client's stream is, token by token, what one backend would have sent."""
     with model_server(*FLAGS) as one, model_server(*FLAGS) as two:
@@ -44,6 +49,8 @@ def test_a_stream_goes_on_elsewhere_when_its_backend_is_killed() -> None:
             running.wait(lambda: running.metric("fairlane_backend_up") == 2)
             tenant = new_tenant(running)
             wanted = whole(two.port, "/generate_stream", BODY)
+            stall(one, 5)
+            stall(two, 5)
             with Wire(running.port) as wire:
                 wire.send("POST", "/generate_stream", BODY, headers=tenant.headers)
                 wire.head()
@@ -51,8 +58,10 @@ def test_a_stream_goes_on_elsewhere_when_its_backend_is_killed() -> None:
                 data = b""
                 while data.count(b"data: ") < 5:
                     data += next(pieces)
-                busy = "one" if running.metric("fairlane_backend_running_requests", backend="bke_one") else "two"
-                (one if busy == "one" else two).process.kill()
+                is_one = running.metric("fairlane_backend_running_requests", backend="bke_one")
+                busy, other = (one, two) if is_one else (two, one)
+                stall(other, 0)
+                busy.process.kill()
                 data += b"".join(pieces)
             assert events(data) == wanted
             (event,) = tenant.usage(1)
@@ -74,6 +83,7 @@ def test_answers_of_every_dialect_go_on_elsewhere() -> None:
             running.wait(lambda: running.metric("fairlane_backend_up") == 2)
             tenant = new_tenant(running)
             wanted = list(threads.map(lambda each: comparable(ask(two.port, each), each), asked))
+            stall(one, 10)
             answers = [threads.submit(ask, running.port, each, tenant.headers) for each in asked]
             running.wait(lambda: gauges(one.port).get("tgi_batch_current_size", 0) > 3)
             one.process.kill()
@@ -95,6 +105,8 @@ def test_a_grammars_answer_is_not_resumed_and_says_so() -> None:
         with router(setup) as running:
             running.wait(lambda: running.metric("fairlane_backend_up") == 2)
             tenant = new_tenant(running)
+            stall(one, 3)
+            stall(two, 3)
             with Wire(running.port) as wire:
                 wire.send("POST", "/generate_stream", asked, headers=tenant.headers)
                 wire.head()
@@ -146,6 +158,7 @@ def test_the_only_backend_lost_in_mid_stream_is_an_error_in_dialect() -> None:
             router(Setup(backends=[backend(server.port)]), environment=environment) as running,
         ):
             tenant = new_tenant(running)
+            stall(server, 5)
             with Wire(running.port) as wire:
                 wire.send("POST", path, body, headers=tenant.headers)
                 wire.head()
@@ -174,6 +187,7 @@ def test_a_stream_outlives_the_return_of_its_only_backend() -> None:
             running.wait(lambda: running.metric("fairlane_backend_up") == 1)
             tenant = new_tenant(running)
             wanted = whole(port, "/generate_stream", BODY)
+            stall(server, 5)
             wire = Wire(running.port)
             wire.send("POST", "/generate_stream", BODY, headers=tenant.headers)
             wire.head()
@@ -285,7 +299,8 @@ def stream_in_thread(running: RouterProcess, body: Any, headers: dict[str, str])
 
 
 def test_sigterm_lets_streams_finish_and_refuses_new_requests() -> None:
-    with model_server(*FLAGS) as server, router(Setup(backends=[backend(server.port)])) as running:
+    flags = (*FLAGS, "--sim-step-ms", "40")  # none of the twenty may have ended when the last begins
+    with model_server(*flags) as server, router(Setup(backends=[backend(server.port)])) as running:
         tenant = new_tenant(running)
         streams = [stream_in_thread(running, BODY, tenant.headers) for _ in range(20)]
         running.wait(lambda: running.metric("fairlane_inflight_requests") == 20)
