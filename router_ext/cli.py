@@ -77,6 +77,8 @@ COMMANDS: Mapping[str, Command | Mapping[str, Command]] = {
     "ask": Command("router_ext.ops.ask", "ask the model with a tenant's key and stream the answer", "client"),
     "apply": Command("router_ext.ops.apply.command", "make tenants, tiers, groups and pools as a file says"),
     "export": Command("router_ext.ops.apply.export", "write tenants, tiers, groups and pools as such a file"),
+    "backup": Command("router_ext.ops.backup", "the database of `fairlane up` as one file", "embedded"),
+    "restore": Command("router_ext.ops.restore", "make such a file the database of `fairlane up`", "embedded"),
     "reset-password": Command(
         "router_ext.ops.reset_password", "give an operator of `fairlane up` a new one-time password", "controlplane"
     ),

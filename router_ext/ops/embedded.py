@@ -193,6 +193,11 @@ class EmbeddedPostgres(_EmbeddedServer):
         """Address for clients that act as another role than the superuser, such as the program does."""
         return self.url.replace("//fairlane@", f"//{role}@", 1)
 
+    def tool(self, name: str, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run one of PostgreSQL's programs as the superuser, on the server of this folder whoever started it."""
+        command = [str(_postgres_binaries() / name), "-h", str(self._sockets), "-U", "fairlane", *words]
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=_c_environment())
+
     def _start(self, limit_s: float) -> None:
         binaries = _postgres_binaries()
         wrapper, owner = _unprivileged()

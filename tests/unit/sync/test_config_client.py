@@ -106,6 +106,31 @@ async def test_revisions_are_applied_as_they_are_published(
     assert client.applied_at_us > 0
 
 
+async def test_a_control_plane_that_was_restored_from_a_backup_is_followed_back(
+    control_plane: Any,
+    engine: Engine,
+    make_client: Callable[[], ConfigClient],
+    make_snapshot: MakeSnapshot,
+    tmp_path: Path,
+) -> None:
+    """Its newest revision is an older one, and numbers come again with other contents."""
+    client, other = make_client(), make_snapshot(8, n_keys=5)
+    async with running(client):
+        await control_plane.publish(make_snapshot(9))
+        await until(lambda: engine.applied == [9])
+        await control_plane.publish(make_snapshot(7))
+        await until(lambda: engine.applied == [9, 7])
+        await control_plane.publish(other)
+        await control_plane.publish(make_snapshot(9, n_keys=6))
+        newest = make_snapshot(9, n_keys=6).digest
+        await control_plane.wait_for(lambda: control_plane.polls[-1] == f'"{newest}"')
+    assert client.snapshot == make_snapshot(9, n_keys=6)
+    # The copy on disk went back as well.
+    again = make_client()
+    assert await again.load_saved()
+    assert again.snapshot == client.snapshot
+
+
 async def test_a_poll_without_news_ends_in_304_and_changes_nothing(
     control_plane: Any, engine: Engine, session: ControlPlaneSession, tmp_path: Path, make_snapshot: MakeSnapshot
 ) -> None:
