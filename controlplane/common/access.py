@@ -21,6 +21,7 @@ TENANT_OF = {
     "accounts.User": "tenant_id",
     "accounts.Invitation": "tenant_id",
     "accounts.OperatorToken": "user__tenant_id",
+    "fleet.Cancellation": "tenant",
     "usage.UsageEvent": "tenant",
     "usage.Statement": "tenant",
 }

@@ -1,4 +1,4 @@
-"""What an operator stops at once: a backend, one request, a pool's grammars. (A tenant: ``tenants.actions``.)
+"""What is stopped at once: a backend, one request, a pool's grammars. (A tenant: ``tenants.actions``.)
 
 Each is configuration, so routers have it in force with the next revision, keep it over a restart, and it is audited
 with its reason. All but a cancelled request can be taken back; doing again what is done already changes nothing.
@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from controlplane.audit.actions import record, save_change
-from controlplane.common.access import visible_tenant
+from controlplane.common.access import visible, visible_tenant
 from controlplane.common.actor import Actor, Scope, system_actor
 from controlplane.common.clock import from_us, utc_now
 from controlplane.common.errors import Conflict, Invalid
@@ -20,13 +20,17 @@ from controlplane.common.validation import checked_reason, get_or_not_found, loc
 from controlplane.fleet.actions import backend_fields, pool_fields
 from controlplane.fleet.models import Backend, Cancellation, Pool
 from controlplane.fleet.queries import backends, live_heartbeats
-from router_ext.wire.controlplane import LiveRequest
+from router_ext.wire.controlplane import LiveRequest, OwnCancellation
 
 CANCELLED_FOR = timedelta(minutes=10)
 """How long a cancellation stays in the snapshot: routers that were cut off for a while learn of it as well."""
 
 MAX_CANCELLATIONS = 1_000
-"""In force at once. More than that is a tenant to stop; every router reads all of them with each revision."""
+"""In force at once, of operators and of all tenants each. More than that is a tenant to stop; every router reads all of
+them with each revision."""
+
+MAX_OF_TENANT = 20
+"""Of one tenant's own: each gives a revision."""
 
 MAX_ID = 128
 """Characters of a request id, as routers take it from clients."""
@@ -96,27 +100,38 @@ def _set_grammars(actor: Actor, pool_id: str, expected_version: int | None, *, i
     return pool
 
 
-@use_case()
+@use_case(scope=Scope.TENANT_WRITE)
 def cancel_request(*, actor: Actor, request_id: str, reason: str) -> Cancellation:
     """End a request on whichever router it is, waiting or running. What has ended, or never was, is not told apart.
+
+    An operator ends whosoever's; a tenant's admin ends those of the own tenant, and no other of the same id: routers
+    compare the tenant.
 
     Args:
         request_id: what its client got as ``x-request-id``, or the id of its event. All requests of that id end.
 
     Raises:
-        Invalid: no id that a request could have. Conflict: ``MAX_CANCELLATIONS`` are in force.
+        Invalid: no id that a request could have. Conflict: ``MAX_CANCELLATIONS``, or ``MAX_OF_TENANT``, are in force.
     """
     if not 1 <= len(request_id) <= MAX_ID or not request_id.isascii() or not request_id.isprintable():
         raise Invalid({"request": f"1 to {MAX_ID} printable ASCII characters, not {request_id[:40]!r}"})
     said = checked_reason(reason)
-    if _in_force().count() >= MAX_CANCELLATIONS:
+    tenant = actor.tenant or ""
+    if tenant:
+        if _in_force().filter(tenant=tenant).count() >= MAX_OF_TENANT:
+            raise Conflict(f"{MAX_OF_TENANT} requests of this tenant were cancelled within ten minutes; wait a little")
+        in_force = _in_force().exclude(tenant="")
+    else:
+        in_force = _in_force().filter(tenant="")
+    if in_force.count() >= MAX_CANCELLATIONS:
         raise Conflict(f"{MAX_CANCELLATIONS:,} requests were cancelled within ten minutes; stop their tenants instead")
-    row = Cancellation.objects.create(request=request_id, reason=said, cancelled_by=actor.label)
+    row = Cancellation.objects.create(request=request_id, tenant=tenant, reason=said, cancelled_by=actor.label)
     record(
         actor=actor,
         action="request.cancelled",
         object_type="request",
         object_id=request_id,
+        tenant=tenant,
         after={"request": request_id, "reason": said},
     )
     mark_config_changed(f"request {request_id} cancelled")
@@ -128,14 +143,19 @@ def _in_force(*, now: datetime | None = None) -> Any:
 
 
 def cancellations(*, actor: Actor) -> Any:
-    """Those in force, newest first."""
-    actor.require(Scope.READ)
-    return _in_force().order_by("-id")
+    """Those in force, newest first; for people of a tenant its own."""
+    return visible(_in_force(), actor=actor).order_by("-id")
 
 
 def cancelled_ids() -> list[str]:
     """For the snapshot: an id stands there as often as it was cancelled, so that every time gives a revision."""
-    return list(_in_force().values_list("request", flat=True))
+    return list(_in_force().filter(tenant="").values_list("request", flat=True))
+
+
+def own_cancelled() -> list[OwnCancellation]:
+    """As ``cancelled_ids``, what tenants said of their own."""
+    rows = _in_force().exclude(tenant="").values_list("tenant", "request")
+    return [OwnCancellation(tenant=tenant, request=request) for tenant, request in rows]
 
 
 def forget_cancelled(*, now: datetime | None = None) -> int:

@@ -154,6 +154,7 @@ class CancellationSerializer(serializers.ModelSerializer[Cancellation]):
 class RequestBrakeViewSet(UseCaseViewSet):
     """A running request, by the id its client got as `x-request-id`, or that of its event."""
 
+    scopes: ClassVar[dict[str, Scope]] = {"cancel": Scope.TENANT_WRITE}
     what = "cancellation"
     queryset = Cancellation.objects.none()
     serializer_class = CancellationSerializer
@@ -168,6 +169,8 @@ class RequestBrakeViewSet(UseCaseViewSet):
         parameters=[IDEMPOTENCY_KEY],
     )
     def cancel(self, request: Any, request_id: str) -> Response:
-        """End every request of this id, waiting or running, on whichever router it is. Kept in force ten minutes."""
+        """End every request of this id, waiting or running, on whichever router it is. Kept in force ten minutes.
+
+        A tenant's admin ends those of the own tenant only."""
         body = self.checked(BrakeSerializer)
         return self.created(lambda: (brakes.cancel_request(actor=self.actor, request_id=request_id, **body), {}))

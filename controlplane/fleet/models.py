@@ -175,13 +175,16 @@ class AppliedRevision(models.Model):
 
 
 class Cancellation(Record):
-    """An operator's word that a running request ends: ``request`` is its id, or that of its event in the books.
+    """Somebody's word that a running request ends: ``request`` is its id, or that of its event in the books.
+
+    ``tenant``: whose requests alone are meant, where its own people said so; "" for an operator's word.
 
     One row for every time it was said, since clients may use an id again. In the snapshot for ``brakes.CANCELLED_FOR``.
     """
 
     id = models.CharField(primary_key=True, max_length=40, default=_cancellation_id, editable=False)
     request = models.TextField()
+    tenant = models.CharField(max_length=40, blank=True, default="")
     reason = models.TextField()
     cancelled_by = models.TextField()
 

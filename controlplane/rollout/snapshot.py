@@ -10,7 +10,7 @@ import msgspec
 
 from controlplane.common.clock import to_us
 from controlplane.common.errors import ConfigRefused
-from controlplane.fleet.brakes import cancelled_ids
+from controlplane.fleet.brakes import cancelled_ids, own_cancelled
 from controlplane.fleet.queries import pool_records
 from controlplane.keys.queries import key_records
 from controlplane.tenants.queries import group_records, tenant_records
@@ -46,6 +46,7 @@ def build_snapshot(*, revision: int, published_at: datetime) -> Built:
         keys=key_records(),
         groups=group_records(),
         cancelled=cancelled_ids(),
+        own_cancelled=own_cancelled(),
     )
     text = memoryview(msgspec.json.encode(snapshot, order="deterministic"))
     head = b'{"revision":%d,"published_at_us":%d,' % (revision, snapshot.published_at_us)

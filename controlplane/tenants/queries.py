@@ -32,6 +32,15 @@ def find_tenant(reference: str, *, actor: Actor) -> Tenant | None:
     return visible(live_tenants(), actor=actor).filter(named).first()
 
 
+def booked_tenant(word: str, *, actor: Actor) -> str | None:
+    """Id of the tenant of this id, short name or, if no other has it, name; of those in the books deleted ones too."""
+    word = without_nul(word)
+    rows = visible(Tenant.objects.all(), actor=actor).filter(Q(pk=word) | Q(slug=word) | Q(name__iexact=word))
+    found = list(rows.values_list("pk", "slug")[:10])
+    exact = [pk for pk, slug in found if word in (pk, slug)] or [pk for pk, _ in found]
+    return exact[0] if len(exact) == 1 else None
+
+
 def groups(*, actor: Actor) -> QuerySet[Group]:
     """All fairness groups."""
     return visible(Group.objects.order_by("name"), actor=actor)

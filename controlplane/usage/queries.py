@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 
 from controlplane.common.access import visible
 from controlplane.common.actor import Actor
-from controlplane.common.clock import from_us, utc_now
-from controlplane.common.validation import without_nul
+from controlplane.common.clock import from_us, to_us, utc_now
+from controlplane.common.errors import Invalid
+from controlplane.common.validation import Checks, without_nul
 from controlplane.usage.models import QuarantinedEvent, UsageEvent, UsageExplanation
 
 
@@ -62,6 +64,66 @@ def explained_requests(*, actor: Actor, request_id: str) -> list[ExplainedReques
     wanted = UsageExplanation.objects.filter(arrived_at__in=[row.arrived_at for row in rows])
     found = {(each.arrived_at, each.event): each for each in wanted}
     return [ExplainedRequest(event=row, explanation=found.get((row.arrived_at, row.event))) for row in rows]
+
+
+OUTCOMES = ("completed", "cancelled", "failed", "expired", "aborted")
+WIDE = timedelta(days=7)
+"""Of all tenants no more is searched at once; of one there is an index for as long as events are kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A page of booked requests, newest first; ``following``: where the next begins, "" for nowhere."""
+
+    events: Sequence[UsageEvent]
+    following: str
+
+
+def search_events(
+    *,
+    actor: Actor,
+    from_at: datetime,
+    to_at: datetime,
+    tenant: str = "",
+    key: str = "",
+    outcome: str = "",
+    after: str = "",
+    limit: int = 50,
+) -> Found:
+    """Requests that arrived from ``from_at`` on, before ``to_at``.
+
+    Args:
+        tenant, key: ids. after: ``following`` of the page before.
+
+    Raises:
+        Invalid: naming the field.
+
+    Cost: one range of the index by tenant where it is named, else of that by time, read until the page is full.
+    """
+    checks = Checks()
+    if to_at <= from_at:
+        checks.add("to", f"must be after from ({from_at.isoformat()}), not {to_at.isoformat()}")
+    elif not tenant and actor.tenant is None and to_at - from_at > WIDE:
+        checks.add("from", f"at most {WIDE.days} days before to, unless a tenant is named")
+    if outcome and outcome not in OUTCOMES:
+        checks.add("outcome", f"one of {', '.join(OUTCOMES)}, not {outcome[:40]!r}")
+    checks.done()
+    rows = visible(UsageEvent.objects.filter(arrived_at__gte=from_at, arrived_at__lt=to_at), actor=actor)
+    given = {"tenant": without_nul(tenant), "key": without_nul(key), "outcome": outcome}
+    rows = rows.filter(**{name: value for name, value in given.items() if value})
+    if after:
+        match = _PLACE.fullmatch(after)
+        if match is None:
+            raise Invalid({"cursor": "not a cursor of this list"})
+        at = from_us(int(match[1]))
+        rows = rows.filter(arrived_at__lte=at).filter(Q(arrived_at__lt=at) | Q(event__lt=without_nul(match[2])))
+    found = list(rows.order_by("-arrived_at", "-event")[: limit + 1])
+    last = found[limit - 1] if len(found) > limit else None
+    following = "" if last is None else f"{to_us(last.arrived_at)}.{last.event}"
+    return Found(events=found[:limit], following=following)
+
+
+_PLACE = re.compile(r"(\d{1,16})\.(.{1,200})", re.ASCII | re.DOTALL)
 
 
 def quarantined(*, actor: Actor) -> QuerySet[QuarantinedEvent]:

@@ -1,4 +1,4 @@
-"""What an operator stops at once: one request, a tenant, a pool's grammars, a backend.
+"""What an operator, or of its own requests a tenant, stops at once: a request, a tenant, a pool's grammars, a backend.
 
 All of it is configuration, so that it is in force on every router with the next snapshot, survives a restart, and is
 audited where it is set.
@@ -23,6 +23,7 @@ def stopped(
     Of a suspended tenant those end that no backend has seen: what waits to go on has begun, and may finish.
     """
     cancelled = frozenset(snapshot.cancelled)
+    own_cancelled = frozenset((each.tenant, each.request) for each in snapshot.own_cancelled)
     found: list[tuple[Call, FairlaneError]] = []
     for call in calls:
         if call.identity.tenant in roster.suspended and call.dispatched_s is None:
@@ -33,6 +34,10 @@ def stopped(
             found.append((call, grammars_stopped()))
         elif cancelled and (call.request_id in cancelled or call.slot.start.event in cancelled):
             found.append((call, StoppedByOperator("The operator has cancelled this request.")))
+        elif own_cancelled and any(
+            (call.identity.tenant, name) in own_cancelled for name in (call.request_id, call.slot.start.event)
+        ):
+            found.append((call, StoppedByOperator("Your tenant has cancelled this request.")))
     return found
 
 

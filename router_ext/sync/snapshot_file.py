@@ -17,6 +17,7 @@ from router_ext.wire.controlplane import (
     ConfigSnapshot,
     GroupRecord,
     KeyRecord,
+    OwnCancellation,
     PoolRecord,
     TenantRecord,
     TierRecord,
@@ -47,6 +48,7 @@ class _Shell(msgspec.Struct, kw_only=True):
     keys: list[msgspec.Raw]
     groups: list[msgspec.Raw] = []
     cancelled: list[str] = []
+    own_cancelled: list[OwnCancellation] = []
     digest: str = ""
 
 
@@ -116,6 +118,7 @@ def _filled(shell: _Shell, tenants: list[TenantRecord], keys: list[KeyRecord]) -
         keys=keys,
         groups=_decode_all(shell.groups, GroupRecord),
         cancelled=shell.cancelled,
+        own_cancelled=shell.own_cancelled,
         digest=shell.digest,
     )
 

@@ -174,10 +174,18 @@ class PoolRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The trained model of output lengths, if one was promoted for this pool."""
 
 
+class OwnCancellation(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that its own tenant has ended: ids are chosen by clients, and another tenant's may be the same."""
+
+    tenant: str
+    request: str
+
+
 class ConfigSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """One published revision, complete. ``digest`` = sha256 hex of the JSON of everything but itself.
 
-    ``cancelled``: ids of requests, or of their events, that an operator has ended lately.
+    ``cancelled``: ids of requests, or of their events, that an operator has ended lately; ``own_cancelled``: that
+    their tenants have.
     """
 
     revision: int
@@ -188,15 +196,16 @@ class ConfigSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     keys: list[KeyRecord]
     groups: list[GroupRecord] = []
     cancelled: list[str] = []
+    own_cancelled: list[OwnCancellation] = []
     digest: str = ""
 
 
 class SnapshotDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """From one published revision to the next: records that were set, ids of those that are gone.
 
-    ``base``, ``digest``: of the whole snapshots before and after. ``pools``, ``tiers``, ``cancelled``: whole, None
-    where nothing has changed. ``num_tenants``, ``num_keys``, ``num_groups``: of the result. ``check``: sha256 hex of
-    the JSON of everything but itself.
+    ``base``, ``digest``: of the whole snapshots before and after. ``pools``, ``tiers``, ``cancelled``,
+    ``own_cancelled``: whole, None where nothing has changed. ``num_tenants``, ``num_keys``, ``num_groups``: of the
+    result. ``check``: sha256 hex of the JSON of everything but itself.
 
     Why the result is exact without hashing it again (100,000 keys are 30 MB): the first base was checked whole against
     its own digest, ``check`` covers every byte that leads on from it, ``base`` and ``digest`` included, and setting and
@@ -214,6 +223,7 @@ class SnapshotDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     pools: list[PoolRecord] | None = None
     tiers: list[TierRecord] | None = None
     cancelled: list[str] | None = None
+    own_cancelled: list[OwnCancellation] | None = None
     tenants: list[TenantRecord] = []
     tenants_gone: list[str] = []
     keys: list[KeyRecord] = []

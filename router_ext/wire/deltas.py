@@ -22,6 +22,7 @@ from router_ext.wire.controlplane import (
     ConfigSnapshot,
     GroupRecord,
     KeyRecord,
+    OwnCancellation,
     PoolRecord,
     SnapshotDelta,
     TenantRecord,
@@ -91,10 +92,12 @@ def follow(snapshot: ConfigSnapshot, deltas: Iterable[SnapshotDelta]) -> ConfigS
         at = step.digest
     last = steps[-1]
     pools, tiers, cancelled = snapshot.pools, snapshot.tiers, snapshot.cancelled
+    own_cancelled = snapshot.own_cancelled
     for step in steps:
         pools = pools if step.pools is None else step.pools
         tiers = tiers if step.tiers is None else step.tiers
         cancelled = cancelled if step.cancelled is None else step.cancelled
+        own_cancelled = own_cancelled if step.own_cancelled is None else step.own_cancelled
     after = ConfigSnapshot(
         revision=last.revision,
         published_at_us=last.published_at_us,
@@ -104,6 +107,7 @@ def follow(snapshot: ConfigSnapshot, deltas: Iterable[SnapshotDelta]) -> ConfigS
         keys=_merged(snapshot.keys, [(s.keys, s.keys_gone) for s in steps], lambda r: r.key),
         groups=_merged(snapshot.groups, [(s.groups, s.groups_gone) for s in steps], lambda r: r.group),
         cancelled=cancelled,
+        own_cancelled=own_cancelled,
         digest=last.digest,
     )
     numbers = (len(after.tenants), len(after.keys), len(after.groups))
@@ -165,6 +169,7 @@ class _Whole(msgspec.Struct, kw_only=True):
     keys: list[msgspec.Raw]
     groups: list[msgspec.Raw] = []
     cancelled: list[str] = []
+    own_cancelled: list[OwnCancellation] = []
     digest: str = ""
 
 
@@ -193,6 +198,7 @@ def difference(before: bytes, after: bytes) -> SnapshotDelta:
         pools=None if old.pools == new.pools else new.pools,
         tiers=None if old.tiers == new.tiers else new.tiers,
         cancelled=None if old.cancelled == new.cancelled else new.cancelled,
+        own_cancelled=None if old.own_cancelled == new.own_cancelled else new.own_cancelled,
         tenants=tenants,
         tenants_gone=tenants_gone,
         keys=keys,

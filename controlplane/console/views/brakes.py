@@ -8,7 +8,7 @@ from django.http import HttpRequest, HttpResponseBase
 from django.urls import reverse
 from django.views.decorators.http import require_POST
 
-from controlplane.console.frame import act, actor_of, signed_in
+from controlplane.console.frame import act, actor_of, of_tenants, signed_in
 from controlplane.fleet import brakes
 from controlplane.tenants import actions as tenant_actions
 
@@ -78,7 +78,7 @@ def allow_grammars(request: HttpRequest, pool_id: str) -> HttpResponseBase:
 
 
 @require_POST
-@signed_in
+@of_tenants
 def cancel_request(request: HttpRequest) -> HttpResponseBase:
     wanted = request.POST.get("id", "").strip()
 

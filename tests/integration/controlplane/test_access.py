@@ -21,11 +21,12 @@ from controlplane.accounts.queries import invitations, tokens
 from controlplane.audit.models import AuditEntry
 from controlplane.audit.queries import entries
 from controlplane.common.access import TENANT_OF, visible, visible_tenant
-from controlplane.common.actor import Actor, Scope
+from controlplane.common.actor import Actor, Scope, system_actor
 from controlplane.common.errors import Conflict, Invalid, NotAllowed, NotFound
 from controlplane.fleet import brakes, hazards
 from controlplane.fleet import queries as fleet
 from controlplane.fleet.actions import create_pool
+from controlplane.fleet.models import Cancellation
 from controlplane.keys.actions import issue_key, revoke_key, update_key
 from controlplane.keys.models import ApiKey
 from controlplane.keys.queries import keys
@@ -77,9 +78,19 @@ KINDS: dict[str, Callable[[People, Actor], tuple[Any, Any]]] = {
     "accounts.User": lambda p, a: (p.teammate.pk, visible(User.objects.all(), actor=a)),
     "accounts.OperatorToken": lambda p, a: (_token_of(p), tokens(actor=a)),
     "accounts.Invitation": lambda p, a: (_invitation_to(p), invitations(actor=a)),
+    "fleet.Cancellation": lambda p, a: (_cancellation_of(p), brakes.cancellations(actor=a)),
     "usage.UsageEvent": lambda p, a: (_event_of(p), usage_events(a)),
     "usage.Statement": lambda p, a: (_statement_of(p), visible(Statement.objects.all(), actor=a)),
 }
+
+
+def _cancellation_of(people: People) -> str:
+    found = Cancellation.objects.first()
+    if found is None:
+        found = brakes.cancel_request(actor=system_actor("test"), request_id="req_2", reason="x")
+        found.tenant = people.tenant.id
+        found.save()
+    return str(found.pk)
 
 
 def _invitation_to(people: People) -> str:
@@ -141,7 +152,6 @@ PLATFORM: dict[str, Callable[[Actor], Any]] = {
     "backends": lambda a: fleet.backends(actor=a),
     "routers": lambda a: fleet.routers(actor=a),
     "hazards": lambda a: hazards.hazards(actor=a),
-    "cancellations": lambda a: brakes.cancellations(actor=a),
     "audit": lambda a: entries(actor=a),
     "quarantine": lambda a: usage.quarantined(actor=a),
 }

@@ -13,11 +13,11 @@ from django.db import IntegrityError
 from django.test import Client
 from django.urls import reverse
 
-from controlplane.accounts.models import User
+from controlplane.accounts.models import Role, User
 from controlplane.audit.models import AuditEntry
 from controlplane.common.actor import Actor
 from controlplane.common.clock import utc_now
-from controlplane.common.errors import Conflict, Invalid, NotFound, VersionMismatch
+from controlplane.common.errors import Conflict, Invalid, NotAllowed, NotFound, VersionMismatch
 from controlplane.fleet import brakes
 from controlplane.fleet.actions import update_backend, update_pool
 from controlplane.fleet.models import Backend, Cancellation
@@ -26,8 +26,26 @@ from controlplane.rollout.queries import current_body, current_number
 from controlplane.tenants.actions import resume_tenant, stop_tenant, update_tenant
 from controlplane.tiers.actions import update_tier
 from controlplane.usage import ingest
-from router_ext.wire.controlplane import BackendState, ConfigSnapshot, LiveRequest, PoolState, UsageBatch, UsageEvent
-from tests.support.control_plane import ApiClient, make_backend, make_pool, make_tenant, make_tier, tell, usage_event
+from router_ext.wire.controlplane import (
+    BackendState,
+    ConfigSnapshot,
+    LiveRequest,
+    OwnCancellation,
+    PoolState,
+    UsageBatch,
+    UsageEvent,
+)
+from tests.support.control_plane import (
+    ApiClient,
+    api_client,
+    make_backend,
+    make_pool,
+    make_tenant,
+    make_tier,
+    make_user,
+    tell,
+    usage_event,
+)
 
 pytestmark = pytest.mark.django_db
 
@@ -326,3 +344,40 @@ def test_cancellations_in_force_are_bounded(system: Actor, monkeypatch: pytest.M
         brakes.cancel_request(actor=system, request_id="req_2", reason="x")
     Cancellation.objects.update(created_at=utc_now() - timedelta(minutes=10))
     brakes.cancel_request(actor=system, request_id="req_2", reason="x")
+
+
+def test_a_tenants_admin_cancels_its_own_requests_only(system: Actor, monkeypatch: pytest.MonkeyPatch) -> None:
+    tenant, other = make_tenant(system), make_tenant(system)
+    admin = make_user(role=Role.TENANT_ADMIN, tenant=tenant.id)
+    api = api_client(admin, "tenant.write")
+    number = current_number()
+    answer = api.send("POST", "/requests/req_1/cancel", {"reason": "mine"})
+    assert answer.status_code == 201
+    assert (published().cancelled, current_number()) == ([], number + 1)
+    assert published().own_cancelled == [OwnCancellation(tenant=tenant.id, request="req_1")]
+    entry = AuditEntry.objects.latest("id")
+    assert (entry.action, entry.tenant) == ("request.cancelled", tenant.id)
+    assert [row.request for row in brakes.cancellations(actor=admin.actor)] == ["req_1"]
+    stranger = make_user(role=Role.TENANT_ADMIN, tenant=other.id)
+    assert not brakes.cancellations(actor=stranger.actor).exists()
+    member = make_user(role=Role.TENANT_MEMBER, tenant=tenant.id)
+    with pytest.raises(NotAllowed):
+        brakes.cancel_request(actor=member.actor, request_id="req_1", reason="x")
+    monkeypatch.setattr(brakes, "MAX_OF_TENANT", 2)
+    brakes.cancel_request(actor=admin.actor, request_id="req_2", reason="x")
+    assert api.send("POST", "/requests/req_3/cancel", {"reason": "mine"}).status_code == 409
+    brakes.cancel_request(actor=stranger.actor, request_id="req_3", reason="x")
+    brakes.forget_cancelled(now=utc_now() + timedelta(minutes=11))
+    assert published().own_cancelled == []
+
+
+def test_what_tenants_cancel_takes_no_place_of_the_operators(system: Actor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(brakes, "MAX_CANCELLATIONS", 1)
+    tenants = [make_tenant(system) for _ in range(2)]
+    first, second = (make_user(role=Role.TENANT_ADMIN, tenant=t.id).actor for t in tenants)
+    brakes.cancel_request(actor=first, request_id="req_1", reason="x")
+    with pytest.raises(Conflict):
+        brakes.cancel_request(actor=second, request_id="req_2", reason="x")
+    brakes.cancel_request(actor=system, request_id="req_3", reason="x")
+    with pytest.raises(Conflict):
+        brakes.cancel_request(actor=system, request_id="req_4", reason="x")

@@ -14,6 +14,7 @@ from support.scripted import Peer, World, running, stream, until
 
 from router_ext.backends.fake import Ending, FakeBackend, Script
 from router_ext.gateway.engine import PoolEngine
+from router_ext.wire.controlplane import OwnCancellation
 
 CUT = Script(pieces=(b'[{"id":1},{"id":2},{"id":3},{"id":101},{"id":102}]',))
 
@@ -72,6 +73,25 @@ async def test_one_request_is_cancelled_and_no_other(world: Two) -> None:
     assert b"The operator has cancelled this request." in data
     assert data.count(b'"token"') == 2
     assert len(engine_of(world).calls) == 1
+
+
+async def test_a_tenant_ends_its_own_request_and_none_of_the_same_id_of_another(world: Two) -> None:
+    """Clients choose ids: here both chose the same."""
+    body = {"inputs": "a b c", "parameters": {"max_new_tokens": 9, "details": True}}
+    mine, others = (
+        Peer(world, "/generate_stream", body, key=key, headers={"x-request-id": "req_same"})
+        for key in (None, world.bob)
+    )
+    await until(lambda: b" t2" in mine.data and b" t2" in others.data)
+    calls = {call.identity.tenant: call for call in engine_of(world).calls}
+    assert {call.request_id for call in calls.values()} == {"req_same"}
+    (tenant,) = (t for t, call in calls.items() if call.client.exchange is mine.exchange)
+    await world.publish(own_cancelled=[OwnCancellation(tenant=tenant, request="req_same")])
+    assert b"Your tenant has cancelled this request." in await mine.wait()
+    assert [call.identity.tenant for call in engine_of(world).calls] == [t for t in calls if t != tenant]
+    (left,) = engine_of(world).calls
+    await world.publish(own_cancelled=[OwnCancellation(tenant=left.identity.tenant, request=left.slot.start.event)])
+    assert b"Your tenant has cancelled this request." in await others.wait()
 
 
 async def test_a_request_is_cancelled_by_the_id_its_client_got(world: Two) -> None:

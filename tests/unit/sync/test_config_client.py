@@ -22,6 +22,7 @@ from router_ext.wire.controlplane import (
     ConfigSnapshot,
     GroupRecord,
     KeyRecord,
+    OwnCancellation,
     PoolRecord,
     TenantRecord,
     TierRecord,
@@ -321,6 +322,7 @@ def test_no_field_of_a_snapshot_is_lost_when_it_is_decoded() -> None:
         keys=[KeyRecord(key="key_1", public_id="p", digest="d", pepper_version=1, tenant="ten_1", default_pool="main")],
         groups=[GroupRecord(group="research")],
         cancelled=["req_1"],
+        own_cancelled=[OwnCancellation(tenant="ten_1", request="req_2")],
     )
     snapshot = msgspec.structs.replace(blank, digest=snapshot_digest(blank))
     assert all(getattr(snapshot, name) for name in ConfigSnapshot.__struct_fields__), "a field is told by none"

@@ -17,6 +17,7 @@ from router_ext.wire.controlplane import (
     ConfigSnapshot,
     GroupRecord,
     KeyRecord,
+    OwnCancellation,
     PoolRecord,
     SnapshotDelta,
     TenantRecord,
@@ -56,6 +57,7 @@ def build(revision: int, tenants: dict[int, str], keys: dict[int, int], groups: 
         ],
         groups=[GroupRecord(group=f"g{n}", weight=weight) for n, weight in sorted(groups.items())],
         cancelled=["req_1"] * (revision % 3),
+        own_cancelled=[OwnCancellation(tenant="ten_1", request=f"req_{revision // 2}")],
     )
     return msgspec.structs.replace(blank, digest=snapshot_digest(blank))
 
