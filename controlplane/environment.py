@@ -21,8 +21,8 @@ class Environment(BaseSettings):
     only, HSTS is sent, plain requests are redirected, and owners and operators need a second factor.
     ``FAIRLANE_KEY_PEPPER``: ``HEX`` or ``1:HEX,2:HEX``, as routers have it; ``_VERSION``: of new digests, if it is not
     to be the newest.
-    ``FAIRLANE_DB_APPLICATION_ROLE``: for migrations alone: the role the program runs as gets what they make, the
-    audit log a role of its own.
+    ``FAIRLANE_DB_APPLICATION_ROLE``, ``_PASSWORD``: for migrations alone: the role the program runs as gets what they
+    make, and this password; the audit log gets a role of its own.
     ``FAIRLANE_OIDC_ISSUER``, ``_CLIENT_ID``, ``_CLIENT_SECRET``: sign-in elsewhere; ``_GROUP_ROLES`` maps groups of the
     claim ``_GROUPS_CLAIM`` to roles.
     ``FAIRLANE_DB_POOL_SIZE``: connections per process; a waiting long poll holds none of them.
@@ -48,6 +48,8 @@ class Environment(BaseSettings):
     trusted_origins: str = ""
     insecure_http: bool = False
     db_application_role: str = Field(default="", max_length=63)
+    db_application_password: SecretStr | None = None
+    db_application_password_file: Path | None = None
     db_pool_size: int = Field(default=16, ge=1, le=1_000)
     console_threads: int = Field(default=64, ge=2, le=1_000)
     beat_schedule_file: Path = Path(".fairlane/celerybeat-schedule")
@@ -111,6 +113,10 @@ class Environment(BaseSettings):
     def pepper_version(self) -> int:
         """The one that new digests are made under: the newest, unless another is named."""
         return max(self.peppers()) if self.key_pepper_version is None else self.key_pepper_version
+
+    def application_password(self) -> str:
+        """Of the program's role; "" leaves it as it is."""
+        return _secret(self.db_application_password, self.db_application_password_file)
 
     def oidc_secret(self) -> str:
         return _secret(self.oidc_client_secret, self.oidc_client_secret_file)

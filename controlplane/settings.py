@@ -21,6 +21,7 @@ KEY_PEPPERS = ENVIRONMENT.peppers()
 KEY_PEPPER_VERSION = ENVIRONMENT.pepper_version()
 REDIS_URL = ENVIRONMENT.redis_url
 DB_APPLICATION_ROLE = ENVIRONMENT.db_application_role
+DB_APPLICATION_PASSWORD = ENVIRONMENT.application_password()
 
 INSTALLED_APPS = [
     "django.contrib.auth",
@@ -206,6 +207,8 @@ SPECTACULAR_SETTINGS = {
     "ENUM_NAME_OVERRIDES": {
         "TenantStateEnum": "controlplane.tenants.models.TenantState",
         "JobStateEnum": "controlplane.common.leases.JobState",
+        "JobTriggerEnum": "controlplane.common.leases.JobTrigger",
+        "BackgroundJobStateEnum": "controlplane.jobs.queries.STATES",
         "JobKindEnum": "controlplane.training.models.JobKind",
         "DriftEnum": "controlplane.training.models.Drift",
     },

@@ -15,6 +15,8 @@ once() {
 
 once postgres_password "$(random 24)"
 once database_url "postgresql://fairlane:$(cat postgres_password)@postgres:5432/fairlane"
+once program_password "$(random 24)"
+once program_database_url "postgresql://fairlane_app:$(cat program_password)@postgres:5432/fairlane"
 once valkey_password "$(random 24)"
 once redis_url "redis://:$(cat valkey_password)@valkey:6379/0"
 once secret_key "$(random 32)"

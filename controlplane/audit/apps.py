@@ -20,8 +20,10 @@ class AuditConfig(AppConfig):
 
 def _separate(using: str, **_: Any) -> None:
     """After all migrations: the log to its owner, all else to the program's role, if one is named."""
-    from controlplane.audit.ownership import separate
+    from controlplane.audit.ownership import separate, set_password
 
     if settings.DB_APPLICATION_ROLE:
         with transaction.atomic(using), connections[using].cursor() as cursor:
             separate(cursor, application=settings.DB_APPLICATION_ROLE)
+            if settings.DB_APPLICATION_PASSWORD:
+                set_password(cursor, settings.DB_APPLICATION_ROLE, settings.DB_APPLICATION_PASSWORD)

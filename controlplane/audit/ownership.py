@@ -74,6 +74,12 @@ def separate(cursor: CursorWrapper, *, application: str, owner: str = OWNER) -> 
     cursor.execute(sql.SQL("REVOKE CREATE ON SCHEMA {schema} FROM {owner}").format(**named))
 
 
+def set_password(cursor: CursorWrapper, role: str, password: str) -> None:
+    """Give a role its password, hashed here: the text itself must not stand in a log of statements."""
+    hashed = cursor.connection.pgconn.encrypt_password(password.encode(), role.encode(), b"scram-sha-256").decode()
+    cursor.execute(sql.SQL("ALTER ROLE {} PASSWORD {}").format(sql.Identifier(role), sql.Literal(hashed)))
+
+
 def weakness(cursor: CursorWrapper) -> str:
     """Why the role of this connection could tamper with the audit log; "" if it could not."""
     cursor.execute(

@@ -32,7 +32,7 @@ class BackgroundJobSerializer(serializers.Serializer[Any]):
     id = serializers.CharField(source="row.id")
     kind = serializers.CharField()
     queue = serializers.CharField()
-    trigger = serializers.ChoiceField(source="row.trigger", choices=JobTrigger.values)
+    trigger = serializers.ChoiceField(source="row.trigger", choices=JobTrigger.choices)
     state = serializers.ChoiceField(
         choices=queries.STATES, help_text="`lapsed`: its worker fell silent; another takes it up"
     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from datetime import UTC, datetime
 
 import pytest
@@ -14,7 +17,7 @@ from controlplane.audit.ownership import separate
 from controlplane.audit.queries import verify
 from controlplane.common.actor import Actor
 from controlplane.usage.partitions import EVENTS, ensure_days
-from tests.support.control_plane import book, make_tenant, usage_event
+from tests.support.control_plane import book, database_environment, make_tenant, usage_event
 
 pytestmark = pytest.mark.django_db
 
@@ -64,6 +67,17 @@ def test_the_program_cannot_tamper_with_the_log(attempt: str, program: str, syst
     with pytest.raises(DatabaseError, match=r"permission denied|must be owner"), transaction.atomic():
         connection.cursor().execute(attempt)
     assert AuditEntry.objects.count() == entries
+
+
+def test_the_deployment_check_finds_nothing_else_with_production_settings() -> None:
+    """A process of its own: settings are read once. Under the right role: ``ops/test_deployed_roles.py``."""
+    environment = {**database_environment(), "FAIRLANE_INSECURE_HTTP": "false"}
+    command = [sys.executable, "-m", "django", "check", "--deploy", "--fail-level", "WARNING"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert re.findall(r"\((\w+\.[EWC]\d+)\)", ended.stderr) == ["fairlane.W001"], ended.stderr
+    environment["FAIRLANE_INSECURE_HTTP"] = "true"
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert {"security.W012", "security.W016"} <= set(re.findall(r"\((\w+\.W\d+)\)", ended.stderr))
 
 
 def test_a_role_that_could_is_named_by_the_deployment_check() -> None:

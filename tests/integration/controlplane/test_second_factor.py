@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import re
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -229,14 +227,3 @@ def test_a_wrong_code_enrols_nothing(user: User, clock: Clock) -> None:
         second_factor.enrol(actor=user.actor, user=user, secret=secret, code=totp.code(secret, clock.step + 2))
     user.refresh_from_db()
     assert not user.has_second_factor
-
-
-@pytest.mark.slow  # a process of its own, for settings are read once
-def test_the_deployment_check_finds_nothing_with_production_settings(test_database: None) -> None:
-    from tests.support.control_plane import database_environment
-
-    environment = {k: v for k, v in database_environment().items() if k != "FAIRLANE_INSECURE_HTTP"}
-    command = [sys.executable, "-m", "django", "check", "--deploy"]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert ended.returncode == 0, ended.stderr
-    assert "(security." not in ended.stderr

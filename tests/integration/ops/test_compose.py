@@ -68,6 +68,7 @@ def test_secrets_are_files_that_the_script_makes(compose: dict, tmp_path: Path) 
     made = {path.name: path.read_text() for path in (tmp_path / "secrets").iterdir()}
     assert {f"./secrets/{name}" for name in made} == {secret["file"] for secret in compose["secrets"].values()}
     assert made["postgres_password"] in made["database_url"]
+    assert made["program_password"] in made["program_database_url"]
     assert made["valkey_password"] in made["redis_url"]
     assert (tmp_path / "secrets").stat().st_mode & 0o077 == 0
     subprocess.run([tmp_path / "make-secrets.sh"], check=True, capture_output=True)
@@ -108,7 +109,8 @@ def test_control_plane_reads_its_secrets_from_files(service: str, compose: dict,
             "-c",
             "from controlplane.environment import read_environment\n"
             "found = read_environment()\n"
-            "print(found.database()['HOST'], found.hosts())",
+            "print(found.database()['HOST'], found.database()['USER'], found.db_application_role,"
+            " bool(found.application_password()), found.hosts())",
         ],
         env={"PATH": os.environ["PATH"], **environment},
         capture_output=True,
@@ -116,7 +118,9 @@ def test_control_plane_reads_its_secrets_from_files(service: str, compose: dict,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("postgres ")
+    # Migrations alone run as the superuser, and make the role of all others.
+    role = "fairlane fairlane_app True" if service == "migrate" else "fairlane_app  False"
+    assert done.stdout.startswith(f"postgres {role} ")
     assert "'controlplane'" in done.stdout
 
 
