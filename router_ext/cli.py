@@ -57,6 +57,11 @@ COMMANDS: Mapping[str, Command | Mapping[str, Command]] = {
             "router_ext.ops.hazards.bench", "odd requests, and what the others notice of them", "devserver"
         ),
         "predictor": Command("router_ext.ops.bench_predictor", "what a prediction of an output length costs"),
+        "usage": Command(
+            "router_ext.ops.usagebench.bench",
+            "books, pages and configuration of a large control plane",
+            "embedded,controlplane",
+        ),
     },
     "predictor": {
         "train": Command(

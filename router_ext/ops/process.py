@@ -87,18 +87,24 @@ def tail(log: Path, lines: int = 15) -> str:
         return ""
 
 
-def run(command: Sequence[str], *, env: Mapping[str, str], given: str = "") -> tuple[int, str, str]:
-    """Run a short command to its end in its own session, ``given`` on stdin: (exit status, stdout, stderr)."""
+def run(
+    command: Sequence[str], *, env: Mapping[str, str], given: str = "", keeps_errors: bool = True
+) -> tuple[int, str, str]:
+    """Run a command to its end in its own session, ``given`` on stdin: (exit status, stdout, stderr).
+
+    ``keeps_errors``: False leaves it our stderr, for progress; "" is returned.
+    """
     done = subprocess.run(
         [sys.executable, "-I", "-S", _LAUNCH, str(os.getpid()), "SIGTERM", *command],
         input=given,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE if keeps_errors else None,
         text=True,
         env=dict(env),
         start_new_session=True,
         check=False,
     )
-    return done.returncode, done.stdout, done.stderr
+    return done.returncode, done.stdout, done.stderr or ""
 
 
 def started_at(pid: int) -> int | None:

@@ -8,11 +8,13 @@ come at any point; whatever was being started then is ended by the kernel when t
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import signal
 import subprocess
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -279,3 +281,17 @@ def ignoring_signals() -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def answers(url: str) -> Callable[[], bool]:
+    """A probe: does ``url`` answer 200? Proxies named in the environment are not asked."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def probe() -> bool:
+        try:
+            with opener.open(url, timeout=2.0) as answer:
+                return int(answer.status) == 200
+        except (OSError, http.client.HTTPException):
+            return False
+
+    return probe

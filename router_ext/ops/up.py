@@ -10,12 +10,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
-import http.client
 import json
 import os
 import socket
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -29,7 +27,15 @@ from router_ext.ops import process, stack
 from router_ext.ops.credentials import Credentials, read_credentials, write_credentials
 from router_ext.ops.embedded import EmbeddedPostgres, EmbeddedValkey, write_private
 from router_ext.ops.router_service import RouterService, listening, restarts_on_signal, supervising
-from router_ext.ops.supervisor import Embedded, Service, StartFailed, Supervisor, ignoring_signals, interrupt_on_signals
+from router_ext.ops.supervisor import (
+    Embedded,
+    Service,
+    StartFailed,
+    Supervisor,
+    answers,
+    ignoring_signals,
+    interrupt_on_signals,
+)
 
 _GRACE_S = 25.0
 
@@ -106,7 +112,7 @@ class Up:
         model = None
         if not settings.backends:
             model = self._service("model server", stack.model_command(settings, folders), self._base_environment())
-            model.ready, model.ready_limit_s = _answers(f"{settings.model_url}/health"), 300.0
+            model.ready, model.ready_limit_s = answers(f"{settings.model_url}/health"), 300.0
             self.supervisor.start(model)
         postgres = None if settings.database_url else EmbeddedPostgres(folders.root / "postgres")
         django = stack.controlplane_environment(
@@ -124,7 +130,7 @@ class Up:
         with self._step("operator, demo tenants and keys"):
             credentials, password = self._bootstrap(django, demo, admin_port)
         console = self._service("console", stack.console_command(), django)
-        console.ready = _answers(f"{settings.console_url}/readyz")
+        console.ready = answers(f"{settings.console_url}/readyz")
         worker = self._service("worker", stack.worker_command(), django)
         trainer = self._service("trainer", stack.trainer_command(), django)
         beat = self._service("beat", stack.beat_command(), django)
@@ -150,7 +156,7 @@ class Up:
             log=folders.log("router"),
             grace_s=_GRACE_S,
             pass_fds=(listener.fileno(),),
-            ready=_answers(f"{settings.router_url}/health"),
+            ready=answers(f"{settings.router_url}/health"),
             folder=folders.root / "router",
             say=self._say,
         )
@@ -282,17 +288,3 @@ def _held_port(port: int) -> Iterator[int]:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("127.0.0.1", port))
         yield holder.getsockname()[1]
-
-
-def _answers(url: str) -> Callable[[], bool]:
-    """A probe: does ``url`` answer 200? Proxies named in the environment are not asked."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-    def probe() -> bool:
-        try:
-            with opener.open(url, timeout=2.0) as answer:
-                return int(answer.status) == 200
-        except (OSError, http.client.HTTPException):
-            return False
-
-    return probe

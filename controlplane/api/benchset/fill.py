@@ -21,6 +21,7 @@ from hashlib import sha256
 import msgspec
 from django.db import connection, transaction
 
+from controlplane.accounts.models import User
 from controlplane.api.benchset.configuration import Configured, fill_configuration
 from controlplane.api.benchset.events import arrivals, bodies, make_events, with_predictions
 from controlplane.audit.chain import COLUMNS, FIRST, next_hash
@@ -30,10 +31,12 @@ from controlplane.common.clock import utc_now
 from controlplane.common.collector import settle
 from controlplane.common.leases import JobState
 from controlplane.fleet.models import Hazard
+from controlplane.keys.models import ApiKey
+from controlplane.tenants.models import Tenant
 from controlplane.training import jobs
 from controlplane.training.actions import start_job
 from controlplane.training.models import Job, JobKind
-from controlplane.usage import ingest, partitions
+from controlplane.usage import ingest, models, partitions
 from controlplane.usage.reconciliation import reconcile
 from controlplane.usage.rollup import roll_up_finished
 from controlplane.usage.statements import close_months
@@ -142,7 +145,8 @@ def _book(
     with ThreadPoolExecutor(sessions, thread_name_prefix="router") as routers:
         while ready := list(itertools.islice(made, _AHEAD * sessions)):
             if n_batches < _WARM_UP * sessions:
-                warm, ready = ready[: _WARM_UP * sessions], ready[_WARM_UP * sessions :]
+                n_warm = min(_WARM_UP * sessions, len(ready) // 2)
+                warm, ready = ready[:n_warm], ready[n_warm:]
                 n_accepted += sum(routers.map(book, warm))
                 n_batches += len(warm)
                 kept = ready[:]
@@ -253,15 +257,18 @@ def _jobs(actor: Actor, now: datetime) -> None:
 
 
 def as_json(filled: Filled) -> str:
-    """What the command prints: ``{"ingest_events_per_s", "ingest", "configured"}``; it holds secrets."""
+    """What the command prints: ``{"ingest_events_per_s", "ingest", "rows", "configured"}``; it holds secrets."""
+    counted = (
+        Tenant, ApiKey, User, models.UsageEvent, models.UsageExplanation, models.UsageQuarter, models.Statement,
+        AuditEntry,
+    )  # fmt: skip
     return json.dumps(
         {
             "ingest_events_per_s": filled.ingested.events_per_s,
             "ingest": msgspec.to_builtins(filled.ingested),
+            "rows": {str(model._meta.verbose_name_plural): model.objects.count() for model in counted},
             "configured": {
                 "tenants": filled.configured.tenants[:100],
-                "keys": [held[:10] for held in filled.configured.keys[:100]],
-                "pools": filled.configured.pools,
                 "router_tokens": filled.configured.router_tokens,
                 "operator_token": filled.configured.operator_token,
             },

@@ -25,6 +25,7 @@ class Command(BaseCommand):
         steps = parser.add_subparsers(dest="step", required=True)
         filling = steps.add_parser("fill", help="make the data set; booking its events is measured")
         filling.add_argument("--events", type=int, default=1_000_000)
+        filling.add_argument("--days", type=int, default=30)
         filling.add_argument("--tenants", type=int, default=10_000)
         filling.add_argument("--keys", type=int, default=100_000)
         filling.add_argument("--sessions", type=int, default=1, help="batches booked at once")
@@ -46,6 +47,7 @@ class Command(BaseCommand):
         filled = fill(
             actor=system_actor("bench_usage"),
             events=options["events"],
+            days=options["days"],
             tenants=options["tenants"],
             keys=options["keys"],
             sessions=options["sessions"],
