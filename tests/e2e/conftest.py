@@ -53,9 +53,7 @@ def console(
     from tests.support.control_plane import Site, empty_all_tables
 
     site = Site()
-    with pytest.MonkeyPatch.context() as patch, django_db_blocker.unblock():
-        # Playwright's event loop stands still while a test runs, but Django sees that there is one.
-        patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
+    with django_db_blocker.unblock():
         try:
             shown = Console(browser, site(), request.module.NAMED)
             yield shown
@@ -64,6 +62,14 @@ def console(
             site.stop()
             empty_all_tables()
             connections.close_all()  # opened beside Playwright's loop, they are not those that pytest-django closes
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _django_beside_playwright() -> Iterator[None]:
+    """Playwright's event loop stands still while a test runs, but Django sees that there is one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

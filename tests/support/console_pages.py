@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from django.urls import resolve
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Response
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request, Response
 
 from controlplane.common.actor import system_actor
 from tests.support.console_world import COLUMNS, enliven, make_world, report_state
@@ -21,6 +21,7 @@ SCREENSHOTS = TESTS.parent / "build" / "screenshots"
 ROUTES_BY_ROLE = TESTS / "integration" / "controlplane" / "routes_by_role.txt"
 AXE = TESTS / "e2e" / "axe" / "axe-4.14.1.min.js"
 CHECKS = TESTS / "e2e" / "checks.js"
+FORMS = TESTS / "e2e" / "forms.js"
 WIDE, NARROW = {"width": 1_280, "height": 900}, {"width": 390, "height": 844}
 CONTRAST_ONLY = {"runOnly": ["color-contrast"]}
 # Swagger UI is a package's page: its labels and headings are its own.
@@ -83,12 +84,16 @@ class Looking:
         self.page.on("console", self._said)
         self.page.on("pageerror", lambda error: self.problems.append(f"script: {error}"))
         self.page.on("dialog", lambda dialog: self.problems.append(f"dialog: {dialog.message}"))
-        self.page.on("requestfailed", lambda request: self.problems.append(f"failed: {request.url} {request.failure}"))
+        self.page.on("requestfailed", self._failed)
         self.page.on("response", self._answered)
 
     def _said(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):
             self.problems.append(f"console: {message.text}")
+
+    def _failed(self, request: Request) -> None:
+        if "ERR_ABORTED" not in (request.failure or ""):  # what the page left was fetching
+            self.problems.append(f"failed: {request.url} {request.failure}")
 
     def _answered(self, answer: Response) -> None:
         if answer.status >= 400:
@@ -152,6 +157,10 @@ class Console:
             report_state(self.world)
             self._told_at = time.monotonic()
         return self._windows[column]
+
+    def stranger(self) -> Looking:
+        """A window of its own for somebody who is not signed in; who opens it closes it."""
+        return Looking(self._browser, self.url, "")
 
     def path(self, route: str) -> str:
         return route.format(**self.world.ids)
