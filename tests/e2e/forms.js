@@ -11,9 +11,9 @@ window.fairlaneForms = (() => {
 
   // Forms are known by method and address: "post /tenants/new/".
   async function list(address) {
-    const text = await (await fetch(address)).text();
-    const here = address.split("?")[0];
-    return all(new DOMParser().parseFromString(text, "text/html")).map((form) => path(form, here));
+    const answer = await fetch(address);
+    const here = new URL(answer.url).pathname;
+    return all(new DOMParser().parseFromString(await answer.text(), "text/html")).map((form) => path(form, here));
   }
 
   function read(which) {
