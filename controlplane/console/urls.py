@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django.urls import URLPattern, path
 
+from controlplane.console import pickers
 from controlplane.console.views import (
     account,
     audit,
@@ -36,6 +37,7 @@ urlpatterns: list[URLPattern] = [
     path("sign-out/", account.sign_out, name="sign_out"),
     path("password/", account.password, name="password"),
     path("tenants/", tenants.index, name="tenants"),
+    path("tenants/options/", pickers.tenant_options, name="tenant_options"),
     path("tenants/new/", tenants.create, name="tenant_new"),
     path("tenants/bulk/", tenants.change_many, name="tenants_bulk"),
     path("tenants/<str:tenant_id>/", tenants.detail, name="tenant"),

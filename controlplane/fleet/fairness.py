@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -11,8 +11,8 @@ from controlplane.common.actor import Actor
 from controlplane.common.errors import NotFound
 from controlplane.common.validation import get_or_not_found
 from controlplane.fleet.models import Pool
-from controlplane.fleet.queries import live_heartbeats, pool_records, pools
-from controlplane.tenants.queries import group_records, tenant_records
+from controlplane.fleet.queries import live_heartbeats, pool_record, pools
+from controlplane.tenants.queries import Weight, extreme_weights, group_records, weights
 from controlplane.tiers.queries import tier_records
 from router_ext.core.bounds import Terms, gpu_seconds, terms
 from router_ext.core.config import PoolConfig, build_pool
@@ -97,13 +97,26 @@ class Fairness:
     pair: PairBound | None = None
 
 
-def pool_fairness(*, actor: Actor, pool_id: str, pair: tuple[str, str] | None = None) -> Fairness:
+def pool_fairness(
+    *, actor: Actor, pool_id: str, pair: tuple[str, str] | None = None, tenants: Sequence[Weight] | None = None
+) -> Fairness:
     """The bound of a pool by its terms, by tenant and, for two tenants named by id, of that pair.
+
+    Args:
+        tenants: to tell the bounds of; None: of all there are.
 
     Raises:
         NotFound: no such pool, or a tenant of the pair does not exist.
     """
-    pool: Pool = get_or_not_found(pools(actor=actor), "pool", pool_id)
+    pool = get_or_not_found(pools(actor=actor), "pool", pool_id)
+    return fairness_of(pool, pair=pair, tenants=weights() if tenants is None else tenants)
+
+
+def fairness_of(pool: Pool, *, pair: tuple[str, str] | None = None, tenants: Sequence[Weight] = ()) -> Fairness:
+    """As ``pool_fairness``, of a pool that the actor may see.
+
+    Cost: of the terms, what two tenants of every fairness group cost, however many there are.
+    """
     states = dict(_live_states(pool))
     config = _configured(pool)
     unstated = [b.name for b in pool.backends.all() if b.kv_tokens is None]
@@ -128,7 +141,7 @@ def pool_fairness(*, actor: Actor, pool_id: str, pair: tuple[str, str] | None = 
         bound_gpu_s=None if stated is None else gpu_seconds(stated.bound_service, rate),
         terms=[] if stated is None else list(_explained(stated, rate)),
         routers=[_of_router(instance, state) for instance, state in states.items()],
-        tenants=[] if stated is None else _by_tenant(stated, rate),
+        tenants=[] if stated is None else _by_tenant(stated, rate, tenants),
         pair=None if stated is None or pair is None else _of_pair(stated, pair),
     )
 
@@ -141,7 +154,7 @@ def _live_states(pool: Pool) -> Iterator[tuple[str, PoolState]]:
 
 
 def _configured(pool: Pool) -> PoolConfig:
-    record = next(record for record in pool_records() if record.pool == pool.id)
+    record = pool_record(pool)
     return build_pool(
         pool={**record.scheduling, "name": record.name},
         backends=[
@@ -151,7 +164,11 @@ def _configured(pool: Pool) -> PoolConfig:
             if b.kv_tokens is not None
         ],
         tiers=[msgspec.to_builtins(tier) for tier in tier_records()],
-        tenants=[{"tenant": t.tenant, "weight": t.weight, "group": t.group} for t in tenant_records()],
+        # The terms look at the lightest and the heaviest.
+        tenants=[
+            {"tenant": f"weight {n}", "weight": weight, "group": group}
+            for n, (group, weight) in enumerate(extreme_weights())
+        ],
         groups=[msgspec.to_builtins(group) for group in group_records()],
     )
 
@@ -202,9 +219,9 @@ def _of_router(instance: str, state: PoolState) -> RouterFairness:
     )
 
 
-def _by_tenant(stated: Terms, rate: float | None) -> list[TenantBound]:
+def _by_tenant(stated: Terms, rate: float | None, tenants: Sequence[Weight]) -> list[TenantBound]:
     bounds = []
-    for record in tenant_records():
+    for record in tenants:
         bound = (stated.counter_bound if record.group is None else stated.inside_bound)(record.weight)
         service = bound * record.weight
         bounds.append(
@@ -222,7 +239,7 @@ def _by_tenant(stated: Terms, rate: float | None) -> list[TenantBound]:
 
 
 def _of_pair(stated: Terms, pair: tuple[str, str]) -> PairBound:
-    records = {record.tenant: record for record in tenant_records()}
+    records = {record.tenant: record for record in weights(pair)}
     for tenant in pair:
         if tenant not in records:
             raise NotFound(f"no tenant {tenant!r}")
@@ -231,6 +248,6 @@ def _of_pair(stated: Terms, pair: tuple[str, str]) -> PairBound:
         bound = stated.inside_bound(first.weight) + stated.inside_bound(second.weight)
     else:
         groups = {record.group: record.weight for record in group_records()}
-        weights = [r.weight if r.group is None else groups[r.group] for r in (first, second)]
-        bound = stated.pair_bound(*weights)
+        both = [r.weight if r.group is None else groups[r.group] for r in (first, second)]
+        bound = stated.pair_bound(*both)
     return PairBound(first=first.tenant, second=second.tenant, pair_bound=bound)

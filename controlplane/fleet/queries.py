@@ -118,22 +118,24 @@ def live_heartbeats(instances: Sequence[str] | None = None) -> dict[str, Heartbe
 def pool_records() -> list[PoolRecord]:
     """The pools of a snapshot with their backends."""
     rows = Pool.objects.prefetch_related("model_names", Prefetch("backends", Backend.objects.order_by("id")))
-    return [
-        PoolRecord(
-            pool=p.id,
-            name=p.name,
-            aliases=aliases(p),
-            scheduling={**p.scheduling, "policy": p.policy},
-            backends=[_backend_record(b) for b in p.backends.all()],
-            tokenizer_path=p.tokenizer_path or None,
-            is_guarded=p.is_guarded,
-            vocabulary=p.vocabulary,
-            takes_grammars=p.takes_grammars,
-            predictor=_artifact_record(p.predictor_artifact, p.predictor_digest, p.predictor_kind),
-            length_model=_artifact_record(p.length_model_artifact, p.length_model_digest, p.length_model_kind),
-        )
-        for p in rows.order_by("id")
-    ]
+    return [pool_record(p) for p in rows.order_by("id")]
+
+
+def pool_record(pool: Pool) -> PoolRecord:
+    """A pool as routers get it."""
+    return PoolRecord(
+        pool=pool.id,
+        name=pool.name,
+        aliases=aliases(pool),
+        scheduling={**pool.scheduling, "policy": pool.policy},
+        backends=[_backend_record(b) for b in pool.backends.all()],
+        tokenizer_path=pool.tokenizer_path or None,
+        is_guarded=pool.is_guarded,
+        vocabulary=pool.vocabulary,
+        takes_grammars=pool.takes_grammars,
+        predictor=_artifact_record(pool.predictor_artifact, pool.predictor_digest, pool.predictor_kind),
+        length_model=_artifact_record(pool.length_model_artifact, pool.length_model_digest, pool.length_model_kind),
+    )
 
 
 def _artifact_record(artifact: str, digest: str, kind: str) -> ArtifactRecord | None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
 
-from django.db.models import Q, QuerySet
+from django.db.models import Max, Min, Q, QuerySet
 
 from controlplane.common.access import visible
 from controlplane.common.actor import Actor
@@ -72,6 +73,29 @@ def tenant_zones() -> dict[str, list[str]]:
     for tenant, zone in Tenant.objects.exclude(timezone="UTC").values_list("id", "timezone"):
         zones[zone].append(tenant)
     return zones
+
+
+class Weight(NamedTuple):
+    """A tenant as it competes: its weight among all, or in its fairness group."""
+
+    tenant: str
+    name: str
+    slug: str
+    weight: float
+    group: str | None
+
+
+def weights(tenants: Iterable[str] | None = None, *, after: str = "", limit: int | None = None) -> list[Weight]:
+    """Those of these ids, by short name; None: of all, ``limit`` of them after the short name ``after``."""
+    rows = live_tenants().order_by("slug")
+    rows = rows.filter(slug__gt=after) if tenants is None else rows.filter(id__in=list(tenants))
+    return list(map(Weight._make, rows.values_list("id", "name", "slug", "weight", "group__name")[:limit]))
+
+
+def extreme_weights() -> list[tuple[str | None, float]]:
+    """By fairness group, None for tenants without one: the least weight and the greatest."""
+    rows = live_tenants().values_list("group__name").annotate(least=Min("weight"), greatest=Max("weight")).order_by()
+    return [(group, weight) for group, *both in rows for weight in both]
 
 
 def group_records() -> list[GroupRecord]:

@@ -357,7 +357,8 @@ _TENANTS_SQL = """
         SELECT (SELECT tenant FROM {table} WHERE pool = %(pool)s AND tenant > names.tenant ORDER BY tenant LIMIT 1)
         FROM names WHERE names.tenant IS NOT NULL
     )
-    SELECT tenant FROM names WHERE tenant IS NOT NULL AND EXISTS (
+    SELECT tenant, coalesce(tenants_tenant.name, tenant) FROM names
+    LEFT JOIN tenants_tenant ON tenants_tenant.id = tenant WHERE tenant IS NOT NULL AND EXISTS (
         SELECT 1 FROM {table} AS rows WHERE rows.pool = %(pool)s AND rows.tenant = names.tenant AND {time} >= %(from)s
     ) LIMIT %(limit)s
 """
@@ -367,12 +368,12 @@ _ALL_TENANTS_SQL = " UNION ".join(
 )
 
 
-def judged_tenants(*, actor: Actor, pool: str, from_at: datetime) -> list[str]:
-    """Ids of tenants of whom there are figures since ``from_at``, ``MAX_TENANTS`` at most."""
+def judged_tenants(*, actor: Actor, pool: str, from_at: datetime) -> dict[str, str]:
+    """Names by id of tenants of whom there are figures since ``from_at``, in order, ``MAX_TENANTS`` at most."""
     actor.require(Scope.READ)
     with connection.cursor() as cursor:
         cursor.execute(_ALL_TENANTS_SQL, {"pool": pool, "from": from_at, "limit": MAX_TENANTS})
-        return sorted(tenant for (tenant,) in cursor.fetchall())[:MAX_TENANTS]
+        return dict(sorted(cursor.fetchall())[:MAX_TENANTS])
 
 
 def _step(span: timedelta) -> timedelta:

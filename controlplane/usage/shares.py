@@ -16,36 +16,40 @@ from dataclasses import dataclass, replace
 from django.db import connection
 
 from controlplane.common.errors import Invalid
-from controlplane.usage.report import MAX_HOUR_DAYS, Question, parts_sql
+from controlplane.usage.report import MAX_HOUR_DAYS, Question, one_state, parts_sql
 
 MAX_ROWS = 1_000
 _COLUMNS = ("at", "pool", "tenant", "prompt_tokens", "output_tokens")
 
-_SHARES_SQL = """, served AS (
-        SELECT at, pool, tenant, sum(prompt_tokens::numeric + 2 * output_tokens::numeric)::float8 AS service
+# A weight holds from its instant until the next one of the tenant; the first one, before its own instant as well.
+# Instants and competitors are told apart by grouping, not by sorting, which would take most of the time.
+_SHARES_SQL = """, served AS MATERIALIZED (
+        SELECT at, pool, tenant, sum(prompt_tokens::float8 + 2 * output_tokens::float8) AS service
         FROM parts GROUP BY at, pool, tenant
-    ), weighed AS (
+    ), held AS MATERIALIZED (
+        SELECT tenant, weight, "group" AS grp, group_weight,
+               CASE WHEN row_number() OVER changes = 1 THEN '-infinity' ELSE at END AS from_at,
+               lead(at, 1, 'infinity') OVER changes AS to_at
+        FROM usage_weight WHERE tenant IN (SELECT tenant FROM served)
+        WINDOW changes AS (PARTITION BY tenant ORDER BY at, id)
+    ), weighed AS MATERIALIZED (
         SELECT served.*, coalesce(held.weight, 1) AS weight, held.grp, coalesce(held.group_weight, 1) AS group_weight
-        FROM served LEFT JOIN LATERAL (
-            (SELECT 1 AS place, weight, "group" AS grp, group_weight FROM usage_weight AS past
-             WHERE past.tenant = served.tenant AND past.at <= served.at ORDER BY past.at DESC, past.id DESC LIMIT 1)
+        FROM served LEFT JOIN held
+             ON held.tenant = served.tenant AND held.from_at <= served.at AND held.to_at > served.at
+    ), grouped AS (
+        SELECT at, pool, grp, sum(weight) AS inside, max(group_weight) AS group_weight FROM weighed
+        WHERE grp IS NOT NULL GROUP BY at, pool, grp
+    ), quarters AS (
+        SELECT at, pool, sum(service) AS service, sum(alone) AS alone FROM (
+            SELECT at, pool, service, CASE WHEN grp IS NULL THEN weight ELSE 0 END AS alone FROM weighed
             UNION ALL
-            (SELECT 2, weight, "group", group_weight FROM usage_weight AS first
-             WHERE first.tenant = served.tenant AND first.at > served.at ORDER BY first.at, first.id LIMIT 1)
-            ORDER BY place LIMIT 1
-        ) AS held ON true
-    ), inside AS (
-        SELECT *, coalesce('group ' || grp, 'tenant ' || tenant) AS competitor,
-               CASE WHEN grp IS NULL THEN weight ELSE group_weight END AS outer_weight
-        FROM weighed
-    ), parted AS (
-        SELECT *, weight / sum(weight) OVER competitors AS inner_share,
-               outer_weight / count(*) OVER competitors AS part
-        FROM inside WINDOW competitors AS (PARTITION BY at, pool, competitor)
+            SELECT at, pool, 0, group_weight FROM grouped
+        ) AS competitors GROUP BY at, pool
     ), entitled AS (
-        SELECT pool, tenant, service,
-               sum(service) OVER quarters * inner_share * outer_weight / sum(part) OVER quarters AS entitled
-        FROM parted WINDOW quarters AS (PARTITION BY at, pool)
+        SELECT pool, tenant, weighed.service,
+               quarters.service * CASE WHEN grp IS NULL THEN weight ELSE grouped.group_weight * weight / inside END
+                   / quarters.alone AS entitled
+        FROM weighed JOIN quarters USING (at, pool) LEFT JOIN grouped USING (at, pool, grp)
     ), sums AS (
         SELECT pool, tenant, sum(service) AS service, sum(entitled) AS entitled,
                sum(sum(service)) OVER (PARTITION BY pool) AS whole
@@ -86,7 +90,7 @@ def shares(question: Question) -> list[Share]:
     only = question.filters.get("tenant", "")
     pools = {name: value for name, value in question.filters.items() if name == "pool"}
     question = replace(question, filters=pools)
-    with connection.cursor() as cursor:
+    with one_state(), connection.cursor() as cursor:
         cursor.execute(
             parts_sql(_COLUMNS, tuple(pools)) + _SHARES_SQL,
             {

@@ -51,7 +51,7 @@ def picture_name(route: str) -> str:
 
 def is_fragment(route: str) -> bool:
     """Whether a route is a part of a page, which that page fetches again and again."""
-    return route.endswith(("/fragment/", "/charts/"))
+    return route.endswith(("/fragment/", "/charts/", "/options/"))
 
 
 class Names:

@@ -19,6 +19,7 @@ from controlplane.common.clock import utc_now
 from controlplane.common.errors import Invalid, NotFound
 from controlplane.common.validation import get_or_not_found, without_nul
 from controlplane.console.frame import VersionedForm, act, actor_of, apply, of_members
+from controlplane.console.pickers import TenantField
 from controlplane.console.views.account import ChosenPasswordForm
 from controlplane.tenants.queries import tenants
 
@@ -36,9 +37,7 @@ class RoleForm(forms.Form):
     """A role and, for roles of a tenant, its short name; a tenant's admin gives roles of the own tenant only."""
 
     role = forms.ChoiceField(widget=forms.RadioSelect)
-    tenant = forms.CharField(
-        required=False, max_length=63, help_text="Short name, for a tenant admin or member; else empty."
-    )
+    tenant = TenantField(required=False, help_text="Short name, for a tenant admin or member; else empty.")
 
     def __init__(self, *args: Any, actor: Actor, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

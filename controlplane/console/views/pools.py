@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 from django import forms
 from django.http import HttpRequest, HttpResponseBase
@@ -11,17 +10,19 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from controlplane.common.actor import Scope
-from controlplane.common.validation import get_or_not_found
+from controlplane.common.actor import Actor, Scope
+from controlplane.common.validation import get_or_not_found, without_nul
 from controlplane.console.frame import Section, VersionedForm, act, actor_of, apply, section, signed_in
+from controlplane.console.pickers import TenantField, named_tenant
 from controlplane.fleet import actions, brakes, queries
-from controlplane.fleet.fairness import TenantBound, pool_fairness
+from controlplane.fleet.fairness import fairness_of
 from controlplane.fleet.models import Backend, Pool
+from controlplane.tenants.queries import weights
 from router_ext.core.config import KNOBS, SECTIONS, Knob
 
 GUARD_FIELDS = ("is_guarded", "vocabulary", "takes_grammars")
-MAX_TENANTS = 500
-"""Rows of a page; REST lists all."""
+MAX_TENANTS = 200
+"""Rows of a page."""
 
 
 def _policy_choices() -> list[tuple[str, str]]:
@@ -221,7 +222,7 @@ def detail(request: HttpRequest, pool_id: str) -> HttpResponseBase:
         "pool": pool,
         "form": form,
         "backends": pool.backends.all(),
-        "fairness": pool_fairness(actor=actor_of(request), pool_id=pool.id),
+        "fairness": fairness_of(pool),
     }
     return render(request, "console/pool.html", context)
 
@@ -229,34 +230,29 @@ def detail(request: HttpRequest, pool_id: str) -> HttpResponseBase:
 class PairForm(forms.Form):
     """Two tenants of whom the bound shall be shown."""
 
-    first = forms.ChoiceField(label="Tenant", required=False)
-    second = forms.ChoiceField(label="and tenant", required=False)
+    first = TenantField(label="Tenant", required=False)
+    second = TenantField(label="and tenant", required=False)
 
-    def __init__(self, *args: Any, tenants: Sequence[TenantBound], **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        choices = [("", "choose"), *((each.tenant, each.name) for each in tenants)]
-        for field in self.fields.values():
-            cast(forms.ChoiceField, field).choices = choices
-
-    def pair(self) -> tuple[str, str] | None:
-        """The two, if both are chosen."""
-        if not self.is_valid() or not self.cleaned_data["first"] or not self.cleaned_data["second"]:
+    def pair(self, actor: Actor) -> tuple[str, str] | None:
+        """The ids of the two, if both are chosen."""
+        if not self.is_valid():
             return None
-        return self.cleaned_data["first"], self.cleaned_data["second"]
+        first, second = (named_tenant(self, name, actor=actor) for name in ("first", "second"))
+        return None if first is None or second is None else (first.id, second.id)
 
 
 @require_safe
 @signed_in
 def fairness(request: HttpRequest, pool_id: str) -> HttpResponseBase:
-    """The bound of a pool taken apart, by tenant, and for two tenants."""
+    """The bound of a pool taken apart, by tenant, and for two tenants. ``after``: the short name before the page's."""
     pool = _pool(request, pool_id)
-    actor = actor_of(request)
-    shown = pool_fairness(actor=actor, pool_id=pool.id)
-    form = PairForm(request.GET or None, tenants=shown.tenants)
-    pair = form.pair() if form.is_bound else None
-    if pair is not None:
-        shown = pool_fairness(actor=actor, pool_id=pool.id, pair=pair)
-    context = {"pool": pool, "fairness": shown, "form": form, "tenants": shown.tenants[:MAX_TENANTS]}
+    form = PairForm(request.GET if "first" in request.GET else None)
+    tenants = weights(after=without_nul(request.GET.get("after", "")), limit=MAX_TENANTS + 1)
+    shown = fairness_of(
+        pool, pair=form.pair(actor_of(request)) if form.is_bound else None, tenants=tenants[:MAX_TENANTS]
+    )
+    more = tenants[MAX_TENANTS - 1].slug if len(tenants) > MAX_TENANTS else None
+    context = {"pool": pool, "fairness": shown, "form": form, "next": more}
     return render(request, "console/fairness.html", context)
 
 

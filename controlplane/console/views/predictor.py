@@ -17,11 +17,12 @@ from django.views.decorators.http import require_POST, require_safe
 from controlplane.common.actor import Actor
 from controlplane.common.clock import utc_now
 from controlplane.common.leases import ACTIVE
+from controlplane.common.validation import without_nul
 from controlplane.console import plots
 from controlplane.console.frame import act, actor_of, signed_in
 from controlplane.fleet import queries as fleet_queries
 from controlplane.fleet.models import Pool
-from controlplane.tenants.queries import tenant_names
+from controlplane.tenants.queries import names_of
 from controlplane.training import actions, promotion, queries
 from controlplane.training.models import Artifact, Evaluation, JobKind
 from controlplane.training.outcome import NAMES
@@ -61,20 +62,23 @@ class ChoiceForm(forms.Form):
 def index(request: HttpRequest) -> HttpResponseBase:
     """Accuracy, calibration and drift of one pool, versions and promotions, and what runs at the moment."""
     actor = actor_of(request)
-    pools = list(fleet_queries.pools(actor=actor))
+    pools = list(fleet_queries.pools(actor=actor).prefetch_related(None))
     pool = next((p for p in pools if p.id == request.GET.get("pool")), pools[0] if pools else None)
     if pool is None:
         return render(request, "console/predictor.html", {"pool": None})
     days = next((n for n, _ in DAYS if str(n) == request.GET.get("days")), DEFAULT_DAYS)
     now = utc_now()
     from_at = now - timedelta(days=days)
-    names = tenant_names()
-    wanted = request.GET.get("tenant", "")
-    tenant = wanted if wanted in names else ""
-    judged = {*judged_tenants(actor=actor, pool=pool.id, from_at=from_at), *filter(None, [tenant])}
-    tenants = sorted(((each, names.get(each, each)) for each in judged), key=lambda pair: (pair[1], pair[0]))
+    tenant = request.GET.get("tenant", "")
+    judged = judged_tenants(actor=actor, pool=pool.id, from_at=from_at)
+    if tenant and tenant not in judged:
+        known = names_of([without_nul(tenant)])
+        judged, tenant = judged | known, "".join(known)
+    tenants = sorted(judged.items(), key=lambda pair: (pair[1], pair[0]))
     found = accuracy(actor=actor, pool=pool.id, tenant=tenant, from_at=from_at, to_at=now)
     states = {state.pool: state for state in queries.drift_states(actor=actor)}
+    promotions = list(queries.promotions(actor=actor, pool=pool.id)[:SHOWN_PROMOTIONS])
+    newest = promotions[0] if promotions else None
     context = {
         "form": ChoiceForm(pools=pools, tenants=tenants, pool=pool.id, tenant=tenant, days=days),
         "pool": pool,
@@ -85,10 +89,8 @@ def index(request: HttpRequest) -> HttpResponseBase:
         "drift": states.get(pool.id),
         "drifts": [(each, states.get(each.id)) for each in pools],
         "versions": _versions(actor, pool),
-        "promotions": queries.promotions(actor=actor, pool=pool.id)[:SHOWN_PROMOTIONS],
-        "can_roll_back": _can_roll_back(pool),
-        **_samples(actor, pools),
-        **_running(actor, pool.id),
+        "promotions": promotions,
+        "can_roll_back": newest is not None and not (newest.restores is None and newest.artifact is None),
     }
     return render(request, "console/predictor.html", context)
 
@@ -96,13 +98,13 @@ def index(request: HttpRequest) -> HttpResponseBase:
 @require_safe
 @signed_in
 def fragment(request: HttpRequest) -> HttpResponseBase:
-    """Jobs and routers, every two seconds."""
+    """Jobs, routers and samples, at once and every two seconds."""
     context = _running(actor_of(request), request.GET.get("pool", ""))
     return render(request, "console/fragments/predictor.html", context)
 
 
 def _running(actor: Actor, pool_id: str) -> dict[str, Any]:
-    names = dict(fleet_queries.pools(actor=actor).values_list("id", "name"))
+    names = fleet_queries.pool_names(actor=actor)
     jobs = list(queries.jobs(actor=actor)[:SHOWN_JOBS])
     return {
         "pool_id": pool_id,
@@ -120,11 +122,11 @@ def _running(actor: Actor, pool_id: str) -> dict[str, Any]:
             for instance, beat in sorted(fleet_queries.live_heartbeats().items())
             for state in beat.pools
         ],
+        **_samples(actor, names),
     }
 
 
-def _samples(actor: Actor, pools: Sequence[Pool]) -> dict[str, Any]:
-    names = {pool.id: pool.name for pool in pools}
+def _samples(actor: Actor, names: Mapping[str, str]) -> dict[str, Any]:
     counts = queries.sample_counts(actor=actor)
     usable, needed = sum(c.usable for c in counts), actions.min_samples()
     return {
@@ -224,11 +226,6 @@ def _flat(metrics: Mapping[str, Any]) -> list[tuple[str, Any]]:
         else:
             found.append((words, value))
     return found
-
-
-def _can_roll_back(pool: Pool) -> bool:
-    newest = promotion.current_promotion(pool.id)
-    return newest is not None and not (newest.restores is None and newest.artifact is None)
 
 
 def _back(request: HttpRequest) -> str:

@@ -14,6 +14,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from controlplane.common.errors import Invalid
 from controlplane.common.validation import get_or_not_found
 from controlplane.console.frame import VersionedForm, act, actor_of, apply, signed_in
+from controlplane.console.pickers import TenantField
 from controlplane.tenants.queries import find_tenant
 from controlplane.usage import assignments, prices
 
@@ -50,7 +51,7 @@ class PriceListForm(VersionedForm):
 
 
 class AssignmentForm(forms.Form):
-    tenant = forms.CharField(max_length=63, help_text="Short name or id.")
+    tenant = TenantField()
     valid_from = forms.DateField(
         required=False,
         label="From",

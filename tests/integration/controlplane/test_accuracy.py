@@ -205,8 +205,8 @@ def test_what_a_page_reads_does_not_grow_with_the_traffic(system: Actor) -> None
     roll_up_running(now=RUNNING)
     with CaptureQueriesContext(connection) as caught:
         accuracy(actor=system, pool="p", from_at=BASE, to_at=BASE + 2 * HOUR)
-        assert judged_tenants(actor=system, pool="p", from_at=BASE) == ["x", "y", "z"]
-        assert judged_tenants(actor=system, pool="p", from_at=BASE + 3 * HOUR) == []
+        assert judged_tenants(actor=system, pool="p", from_at=BASE) == {name: name for name in "xyz"}
+        assert judged_tenants(actor=system, pool="p", from_at=BASE + 3 * HOUR) == {}
     statements = [each["sql"] for each in caught.captured_queries]
     assert len(statements) == 4, statements
     assert not any("usage_prediction" in sql or "usage_event" in sql for sql in statements)

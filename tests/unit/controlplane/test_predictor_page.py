@@ -66,9 +66,10 @@ def version(pool: Pool) -> Artifact:
 
 
 def shown(client: Client, query: str = "") -> str:
-    answer = client.get(reverse("console:predictor") + query)
-    assert answer.status_code == 200
-    return re.sub(r"\s+", " ", answer.content.decode())
+    """The page and what it loads at once."""
+    answers = [client.get(reverse(name) + query) for name in ("console:predictor", "console:predictor_fragment")]
+    assert {answer.status_code for answer in answers} == {200}
+    return re.sub(r"\s+", " ", "".join(answer.content.decode() for answer in answers))
 
 
 def press(client: Client, name: str, *words: str, **fields: str) -> str:
