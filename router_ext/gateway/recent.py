@@ -11,7 +11,7 @@ that wait, run or were served (``obs.shares``). Over the window that is summed, 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from router_ext.core.snapshot import PoolStats, TenantStats
@@ -59,14 +59,21 @@ class Received:
 
 NOTHING = Received()
 
+_NONE = (0, 0)
+
 
 @dataclass(slots=True)
 class _Slot:
+    """``served``, ``due``: service by tenant, of those that waited, ran or were served. Plain numbers, of which the
+    garbage collector keeps no account: ten thousand tenants in thirty slots.
+    """
+
     number: int
     tiers: dict[str, FirstTokens] = field(default_factory=dict)
     refused: Counter[str] = field(default_factory=Counter)
     preempted: Counter[str] = field(default_factory=Counter)
-    received: dict[str, Received] = field(default_factory=dict)
+    served: dict[str, int] = field(default_factory=dict)
+    due: dict[str, float] = field(default_factory=dict)
     prompt_tokens: int = 0
     output_tokens: int = 0
 
@@ -91,7 +98,8 @@ class Recent:
     def __init__(self, now_us: int) -> None:
         self._slots = deque([_Slot(_number(now_us))])
         self._begun_us = now_us
-        self._totals: dict[str, tuple[int, int]] | None = None
+        self._totals: dict[str, tuple[int, int]] = {}
+        self._has_looked = False
         self._preempted: Mapping[str, int] = {}
         self._received: dict[str, Received] = {}
 
@@ -117,26 +125,27 @@ class Recent:
         Cost: O(tenants with state in the pool), as ``stats`` itself.
         """
         slot = self._slot(now_us)
-        before, self._totals = self._totals, {}
+        totals = self._totals
         served: dict[str, int] = {}
         for tenant in stats.tenants:
-            now = tenant.prompt_tokens_total, tenant.output_tokens_total
-            self._totals[tenant.tenant] = now
-            if before is None:
-                continue
-            then = before.get(tenant.tenant, (0, 0))
+            name, now = tenant.tenant, (tenant.prompt_tokens_total, tenant.output_tokens_total)
+            then = totals.get(name, _NONE)
             if now == then:
                 continue
-            # Less than before: the scheduler has forgotten the tenant meanwhile, and it began anew.
-            prompt, output = max(0, now[0] - then[0]), max(0, now[1] - then[1])
-            slot.prompt_tokens += prompt
-            slot.output_tokens += output
-            served[tenant.tenant] = prompt + 2 * output
-        if before is not None:
+            totals[name] = now
+            if self._has_looked:
+                # Less than before: the scheduler has forgotten the tenant meanwhile, and it began anew.
+                prompt, output = max(0, now[0] - then[0]), max(0, now[1] - then[1])
+                slot.prompt_tokens += prompt
+                slot.output_tokens += output
+                served[name] = prompt + 2 * output
+        if len(totals) > 2 * len(stats.tenants) + 64:
+            self._totals = {t.tenant: totals[t.tenant] for t in stats.tenants if t.tenant in totals}
+        if self._has_looked:
             for trigger, count in stats.preempted_total.items():
                 if more := count - self._preempted.get(trigger, 0):
                     slot.preempted[trigger] += more
-        self._preempted = stats.preempted_total
+        self._preempted, self._has_looked = stats.preempted_total, True
         if served:
             self._part(slot, served, stats)
 
@@ -145,17 +154,17 @@ class Recent:
         whole = sum(served.values())
         claims = [_claim(t, weights) for t in stats.tenants if t.queued or t.running or t.tenant in served]
         for name, share in shares(claims).items():
-            service, entitled = served.get(name, 0), whole * share.entitled
-            here = slot.received.get(name)
             total = self._received.get(name)
             if total is None:
                 total = self._received[name] = Received()
-            if here is None:
-                here = slot.received[name] = Received()
+            if name not in slot.due:
                 total.slots += 1
-            for each in (here, total):
-                each.service += service
-                each.entitled += entitled
+            entitled = whole * share.entitled
+            total.entitled += entitled
+            slot.due[name] = slot.due.get(name, 0.0) + entitled
+            if service := served.get(name, 0):
+                total.service += service
+                slot.served[name] = slot.served.get(name, 0) + service
 
     # --- what is told -------------------------------------------------------------------------------------------------
 
@@ -201,18 +210,18 @@ class Recent:
         newest = _Slot(number)
         self._slots.append(newest)
         while self._slots[0].number <= number - WINDOW_SLOTS:
-            self._forget(self._slots.popleft().received.items())
+            self._forget(self._slots.popleft())
         return newest
 
-    def _forget(self, received: Iterable[tuple[str, Received]]) -> None:
-        for tenant, here in received:
+    def _forget(self, slot: _Slot) -> None:
+        for tenant, entitled in slot.due.items():
             total = self._received[tenant]
             total.slots -= 1
             if not total.slots:
                 del self._received[tenant]
                 continue
-            total.service -= here.service
-            total.entitled = max(0.0, total.entitled - here.entitled)
+            total.service -= slot.served.get(tenant, 0)
+            total.entitled = max(0.0, total.entitled - entitled)
 
 
 def _claim(tenant: TenantStats, group_weights: Mapping[str, float]) -> Claim:

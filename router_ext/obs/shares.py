@@ -31,21 +31,25 @@ class Share(NamedTuple):
 def shares(claims: Iterable[Claim]) -> dict[str, Share]:
     """By tenant. Delivered parts sum to 1, entitled ones too, unless nobody got or uses anything."""
     claims = list(claims)
-    units: dict[str, float] = {}
+    groups: dict[str, float] = {}
     inside: dict[str, float] = {}
+    total_weight, total_tokens = 0.0, 0
     for claim in claims:
-        if claim.is_using:
-            unit = _unit(claim)
-            units[unit] = claim.weight if claim.group is None else claim.group_weight
-            inside[unit] = inside.get(unit, 0.0) + claim.weight
-    total_weight, total_tokens = sum(units.values()), sum(claim.tokens for claim in claims)
+        total_tokens += claim.tokens
+        if not claim.is_using:
+            continue
+        if claim.group is None:
+            total_weight += claim.weight
+        else:
+            groups[claim.group] = claim.group_weight
+            inside[claim.group] = inside.get(claim.group, 0.0) + claim.weight
+    total_weight += sum(groups.values())
     found = {}
     for claim in claims:
-        unit = _unit(claim)
-        entitled = units[unit] / total_weight * claim.weight / inside[unit] if claim.is_using else 0.0
+        entitled = 0.0
+        if claim.is_using:
+            group = claim.group
+            part = claim.weight if group is None else groups[group] * claim.weight / inside[group]
+            entitled = part / total_weight
         found[claim.tenant] = Share(claim.tokens / total_tokens if total_tokens else 0.0, entitled)
     return found
-
-
-def _unit(claim: Claim) -> str:
-    return f"t:{claim.tenant}" if claim.group is None else f"g:{claim.group}"

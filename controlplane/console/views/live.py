@@ -33,7 +33,7 @@ from router_ext.wire.controlplane import MAX_LIVE_TENANTS, Heartbeat
 STALE_S = 25
 """The row of an instance is renewed every ten seconds."""
 FORGOTTEN_S = 86_400
-"""An instance that was not heard of for so long is gone, and no alarm."""
+"""An instance that was not heard of for so long is gone: REST names it, the page does not."""
 SHOWN_TENANTS = 10
 """Tenants of a pool where several pools are shown."""
 
@@ -224,9 +224,11 @@ def _routers(fleet: Fleet) -> tuple[list[dict[str, Any]], list[str]]:
     rows, problems = [], []
     for status in fleet.instances:
         age_s = (now - status.seen_at).total_seconds()
+        if age_s > FORGOTTEN_S:
+            continue
         is_live = age_s < STALE_S
         rows.append({"status": status, "is_live": is_live, "age_s": int(age_s)})
-        if not is_live and age_s < FORGOTTEN_S and status.instance not in fleet.revoked:
+        if not is_live and status.instance not in fleet.revoked:
             problems.append(f"Router {status.instance} does not report.")
     return rows, problems
 
