@@ -24,6 +24,9 @@ DB_APPLICATION_ROLE = ENVIRONMENT.db_application_role
 DB_APPLICATION_PASSWORD = ENVIRONMENT.application_password()
 
 INSTALLED_APPS = [
+    # Before the admin app, whose frame it replaces.
+    "controlplane.staff",
+    "django.contrib.admin.apps.SimpleAdminConfig",
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",

@@ -8,6 +8,7 @@ from controlplane.common import views as health
 from controlplane.console.views import oidc
 from controlplane.fleet.views import heartbeat
 from controlplane.rollout.views import snapshot
+from controlplane.staff.site import make_site
 from controlplane.training.views import artifact
 from controlplane.usage.key_api import KeyUsageView, RouterUsageView
 from controlplane.usage.views import totals, usage
@@ -38,5 +39,6 @@ urlpatterns = [
     path("oidc/<str:provider_id>/callback/", oidc.back, name="openid_connect_callback"),
     path(TENANT_USAGE_PATH.removeprefix("/"), RouterUsageView.as_view()),
     path("api/v1/", include("controlplane.api.urls")),
+    path("staff/", make_site().urls),
     path("", include("controlplane.console.urls")),
 ]

@@ -45,6 +45,8 @@ def _plain(pattern: str) -> str:
 def _routes(patterns: list[Any], prefix: str = "/") -> Iterator[tuple[str, URLPattern]]:
     for each in patterns:
         route = prefix + _plain(str(each.pattern))
+        if route == "/staff/":
+            continue  # the same for every kind of row: test_staff.py asks all of it as every role
         if isinstance(each, URLResolver):
             yield from _routes(each.url_patterns, route)
         else:
