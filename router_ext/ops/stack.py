@@ -6,6 +6,7 @@ Nothing here starts anything; ``router_ext.ops.up`` does.
 from __future__ import annotations
 
 import http.client
+import ipaddress
 import json
 import os
 import secrets
@@ -114,6 +115,24 @@ def read_settings(environ: Mapping[str, str]) -> StackSettings:
     if len(set(ports)) != len(ports):
         raise SettingsError(f"router, console, model server and admin port need different ports, not {ports}")
     return settings
+
+
+def reach(settings: StackSettings) -> str:
+    """Who can reach what speaks plain HTTP (``FAIRLANE_INSECURE_HTTP``), for people who start the stack."""
+    hosts = {"router": settings.router_host, "console": settings.console_host}
+    open_ones = [name for name, host in hosts.items() if not _is_loopback(host)]
+    if open_ones:
+        return (
+            f"{' and '.join(open_ones)} can be reached from OTHER MACHINES, where keys and passwords pass in the clear"
+        )
+    return "plain HTTP, for this machine only; no second factor is asked for"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def refuse_busy_ports(settings: StackSettings) -> None:

@@ -246,6 +246,7 @@ class Up:
             ("password", f"{password}  (once only: the first sign-in asks for your own)" if password else None),
             (f"key of {tenant}", key),
             ("all keys", str(self.folders.credentials)),
+            ("without TLS", stack.reach(self.settings)),
             ("live view", "fairlane top"),
             ("logs", str(self.folders.root / "logs")),
         ]

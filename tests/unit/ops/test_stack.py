@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import re
 import socket
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from router_ext.errors import SettingsError
 from router_ext.ops import stack
+from router_ext.ops.credentials import Credentials
+from router_ext.ops.up import Up
 from router_ext.settings import load_router_settings
 
 
@@ -78,6 +83,32 @@ def test_model_port_is_not_looked_at_when_backends_are_named(environ: dict[str, 
             "FAIRLANE_MODEL_PORT": str(listener.getsockname()[1]),
         }
         stack.refuse_busy_ports(stack.read_settings(environ | named | {"FAIRLANE_BACKENDS": "http://gpu:80"}))
+
+
+@pytest.mark.parametrize(
+    ("hosts", "said"),
+    [
+        ({}, "this machine only"),
+        ({"FAIRLANE_CONSOLE_HOST": "::1", "FAIRLANE_ROUTER_HOST": "localhost"}, "this machine only"),
+        ({"FAIRLANE_ROUTER_HOST": "0.0.0.0"}, "router can be reached from OTHER MACHINES"),
+        ({"FAIRLANE_CONSOLE_HOST": "fairlane.example"}, "console can be reached"),
+        ({"FAIRLANE_CONSOLE_HOST": "::", "FAIRLANE_ROUTER_HOST": "10.0.0.1"}, "router and console can be"),
+    ],
+)
+def test_who_can_reach_it_without_tls_is_said_at_the_start(
+    environ: dict[str, str], hosts: dict[str, str], said: str
+) -> None:
+    settings = stack.read_settings(environ | hosts)
+    shown = io.StringIO()
+    credentials = Credentials(
+        router_url="", console_url="", pool="", operator_email="", operator_token="", tenants={"one": "flk_1"}
+    )
+    Up(settings, {}, Console(file=shown))._print_summary(credentials, None, 1.0)
+    assert re.search(rf"without TLS .*{said}", shown.getvalue())
+    # The console knows that it is so, however it is reached.
+    folders = stack.Folders(settings.directory)
+    given = stack.controlplane_environment(settings, folders, {}, database_url="", redis_url="")
+    assert given["FAIRLANE_INSECURE_HTTP"] == "1"
 
 
 def test_secrets_are_made_once_and_closed_to_others(environ: dict[str, str]) -> None:
