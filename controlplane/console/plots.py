@@ -1,7 +1,8 @@
 """Plots with two axes, drawn on the server as SVG: lines over time, bars against an expectation, a calibration plot.
 
 All are one template, ``charts/plot.html``: axes with their marks, lines, bars and dots, a legend, and the numbers as a
-table, which is the text alternative. Colours are the classes ``s0`` to ``s7`` (areas) and ``l0`` to ``l7`` (lines).
+table, which is the text alternative. Colours are the classes ``s0`` to ``s7`` (areas) and ``l0`` to ``l7`` (lines, told
+apart by their dashes as well).
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def over_time(
     places = _places(times)
     for index, (name, values) in enumerate(series):
         colour = index % N_COLOURS
-        frame.legend.append({"colour": f"s{colour}", "name": name})
+        frame.legend.append({"colour": f"s{colour}", "line": f"l{colour}", "name": name})
         for run in _runs(values):
             points = [(frame.x(places[i]), frame.y(v)) for i in run if (v := values[i]) is not None]
             if len(points) > 1:

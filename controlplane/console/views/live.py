@@ -370,7 +370,7 @@ def _tokens_chart(history: History, pool: str) -> str:
         title=f"Output tokens per second, {pool}",
         times=history.times,
         series=[("tokens/s", [point.output_tokens_per_s for point in history.points])],
-        shown=lambda value: f"{value:,.0f}" if value >= 10 else f"{value:.1f}",
+        shown=lambda value: f"{value:,.0f}" if value >= 10 or not value else f"{value:.1f}",
         stamp=STAMP,
     )
 
@@ -384,6 +384,8 @@ def _percent(part: float) -> str:
 
 
 def _seconds(value: float) -> str:
+    if not value:
+        return "0"
     return f"{value:.3g} s" if value >= 1 else f"{value * 1_000:.3g} ms"
 
 

@@ -105,7 +105,7 @@ def test_accuracy_is_drawn_with_its_numbers_beside(operator: Client, pool: Pool)
     ingest(decode_batch(usage_body(*events)))
     roll_up()
     page = shown(operator)
-    assert page.count("<svg") == 6
+    assert page.count('<svg class="chart"') == 6
     assert page.count('role="img" aria-label="') == 6
     assert '<div class="tile"><b>8</b><span>answers judged' in page
     assert "Mean absolute error in tokens; latest: what was served 50, empirical quantiles 110" in page
