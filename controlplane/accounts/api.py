@@ -12,7 +12,7 @@ from rest_framework.response import Response
 from controlplane.accounts import actions, queries
 from controlplane.accounts.models import OperatorToken
 from controlplane.common.actor import Scope
-from controlplane.common.rest import IDEMPOTENCY_KEY, PROBLEMS, StrictSerializer, UseCaseViewSet
+from controlplane.common.rest import IDEMPOTENCY_KEY, PROBLEMS, ReadViewSet, StrictSerializer, example
 
 
 class NewTokenSerializer(StrictSerializer):
@@ -49,10 +49,13 @@ class IssuedTokenSerializer(TokenSerializer):
     list=extend_schema(responses={200: TokenSerializer(many=True), **PROBLEMS}),
     retrieve=extend_schema(responses={200: TokenSerializer, **PROBLEMS}),
     create=extend_schema(
-        request=NewTokenSerializer, responses={201: IssuedTokenSerializer, **PROBLEMS}, parameters=[IDEMPOTENCY_KEY]
+        request=NewTokenSerializer,
+        responses={201: IssuedTokenSerializer, **PROBLEMS},
+        parameters=[IDEMPOTENCY_KEY],
+        examples=[example("Reads all of it", name="dashboard", scopes=["admin.read"])],
     ),
 )
-class TokenViewSet(UseCaseViewSet):
+class TokenViewSet(ReadViewSet):
     what = "token"
     scopes: ClassVar[dict[str, Scope]] = {
         "list": Scope.TENANT_READ,
@@ -65,12 +68,6 @@ class TokenViewSet(UseCaseViewSet):
 
     def get_queryset(self) -> Any:
         return queries.tokens(actor=self.actor)
-
-    def list(self, request: Any) -> Response:
-        return self.listed(self.get_queryset())
-
-    def retrieve(self, request: Any, pk: str) -> Response:
-        return self.shown(self.found(pk))
 
     def create(self, request: Any) -> Response:
         body = self.checked(NewTokenSerializer)

@@ -53,7 +53,8 @@ class OperatorSessionAuthentication(SessionAuthentication):
 
 class HasScope(BasePermission):
     """Reading needs ``admin.read`` and everything else ``admin.write``, unless the view says otherwise in ``scopes`` by
-    action or method; use cases check again. What is the platform's does not exist for people of a tenant."""
+    action or method (several: any of them); use cases check again. What is the platform's does not exist for people of
+    a tenant."""
 
     def has_permission(self, request: Request, view: Any) -> bool:
         if request.user is None or not request.user.is_authenticated:
@@ -61,11 +62,12 @@ class HasScope(BasePermission):
         actor = request_actor(request)
         name = getattr(view, "action", None) or str(request.method).lower()
         default = Scope.READ if request.method in SAFE_METHODS else Scope.WRITE
-        needed = getattr(view, "scopes", {}).get(name, default)
+        needed: Scope | tuple[Scope, ...] = getattr(view, "scopes", {}).get(name, default)
+        is_held = any(map(actor.holds, needed if isinstance(needed, tuple) else (needed,)))
         request.actor = actor  # type: ignore[attr-defined] # read by common.rest.UseCaseViewSet.actor
-        if not actor.holds(needed) and actor.tenant is not None and needed in (Scope.READ, Scope.WRITE):
+        if not is_held and actor.tenant is not None and needed in (Scope.READ, Scope.WRITE):
             raise Http404
-        return actor.holds(needed)
+        return is_held
 
 
 def request_actor(request: Request) -> Actor:

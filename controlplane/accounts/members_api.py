@@ -17,11 +17,13 @@ from controlplane.common.rest import (
     IDEMPOTENCY_KEY,
     IF_MATCH,
     PROBLEMS,
+    ReadViewSet,
     StrictSerializer,
-    UseCaseViewSet,
+    example,
     managed_by_field,
 )
 
+READS = (Scope.TENANT_READ, Scope.MEMBERS)
 _TENANT_HELP = "The tenant of a tenant admin or member; null for roles of the platform"
 _NAMED_HELP = f"Id or short name. {_TENANT_HELP}"
 
@@ -62,11 +64,11 @@ class NewPasswordSerializer(MemberSerializer):
     ),
     destroy=extend_schema(responses={204: None, **PROBLEMS}, parameters=[IF_MATCH]),
 )
-class MemberViewSet(UseCaseViewSet):
+class MemberViewSet(ReadViewSet):
     what = "member"
-    scopes: ClassVar[dict[str, Scope]] = {
-        "list": Scope.TENANT_READ,
-        "retrieve": Scope.TENANT_READ,
+    scopes: ClassVar[dict[str, Scope | tuple[Scope, ...]]] = {
+        "list": READS,
+        "retrieve": READS,
         "partial_update": Scope.MEMBERS,
         "destroy": Scope.MEMBERS,
         "reset_password": Scope.MEMBERS,
@@ -77,12 +79,6 @@ class MemberViewSet(UseCaseViewSet):
 
     def get_queryset(self) -> Any:
         return queries.members(actor=self.actor)
-
-    def list(self, request: Any) -> Response:
-        return self.listed(self.get_queryset())
-
-    def retrieve(self, request: Any, pk: str) -> Response:
-        return self.shown(self.found(pk))
 
     def partial_update(self, request: Any, pk: str) -> Response:
         changes: Any = self.checked(MemberChangesSerializer, is_partial=True)
@@ -144,13 +140,14 @@ class SentInvitationSerializer(InvitationSerializer):
         request=NewInvitationSerializer,
         responses={201: SentInvitationSerializer, **PROBLEMS},
         parameters=[IDEMPOTENCY_KEY],
+        examples=[example("A team's admin", email="ann@example.com", role="tenant_admin", tenant="chatbot")],
     ),
 )
-class InvitationViewSet(UseCaseViewSet):
+class InvitationViewSet(ReadViewSet):
     what = "invitation"
-    scopes: ClassVar[dict[str, Scope]] = {
-        "list": Scope.TENANT_READ,
-        "retrieve": Scope.TENANT_READ,
+    scopes: ClassVar[dict[str, Scope | tuple[Scope, ...]]] = {
+        "list": READS,
+        "retrieve": READS,
         "create": Scope.MEMBERS,
         "revoke": Scope.MEMBERS,
     }
@@ -159,12 +156,6 @@ class InvitationViewSet(UseCaseViewSet):
 
     def get_queryset(self) -> Any:
         return queries.invitations(actor=self.actor)
-
-    def list(self, request: Any) -> Response:
-        return self.listed(self.get_queryset())
-
-    def retrieve(self, request: Any, pk: str) -> Response:
-        return self.shown(self.found(pk))
 
     def create(self, request: Any) -> Response:
         """Nothing is sent: hand the link to whom it is for."""

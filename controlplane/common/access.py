@@ -26,6 +26,8 @@ TENANT_OF = {
     "usage.Statement": "tenant",
 }
 """By model: the field that holds the id of the tenant its rows belong to."""
+_PEOPLE = ("accounts.User", "accounts.Invitation")
+"""What who manages members may read for that."""
 
 
 def visible(rows: QuerySet[M], *, actor: Actor) -> QuerySet[M]:
@@ -38,7 +40,8 @@ def visible(rows: QuerySet[M], *, actor: Actor) -> QuerySet[M]:
     if field is None:
         actor.require(Scope.READ)
         return rows
-    actor.require(Scope.TENANT_READ)
+    if rows.model._meta.label not in _PEOPLE or not actor.holds(Scope.MEMBERS):
+        actor.require(Scope.TENANT_READ)
     return rows if actor.tenant is None else rows.filter(**{field: actor.tenant})
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from django.db.models import Model
 from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import OpenApiParameter, OpenApiResponse
+from drf_spectacular.utils import OpenApiExample, OpenApiParameter, OpenApiResponse
 from rest_framework import serializers
 from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet
@@ -85,13 +85,18 @@ PROBLEMS: dict[tuple[int, str], OpenApiResponse] = {
         (406, "Only JSON is spoken here"),
         (409, "The state forbids it"),
         (412, "Somebody changed it first"),
+        (413, "The body is too large"),
         (415, "Only JSON is read here"),
         (422, "Invalid fields, by name"),
+        (429, "Too many attempts"),
         (503, "The database is not reachable"),
     )
 }
 IF_MATCH = OpenApiParameter(
-    "If-Match", OpenApiTypes.STR, OpenApiParameter.HEADER, description='The `version` last read, quoted: `"3"`'
+    "If-Match",
+    OpenApiTypes.STR,
+    OpenApiParameter.HEADER,
+    description='The `version` last read, quoted: `"3"`; left out or `*`: whatever it is',
 )
 IDEMPOTENCY_KEY = OpenApiParameter(
     "Idempotency-Key",
@@ -99,6 +104,12 @@ IDEMPOTENCY_KEY = OpenApiParameter(
     OpenApiParameter.HEADER,
     description="Sent again with the same key and body, the create answers what it answered first",
 )
+
+
+def example(title: str, /, **body: Any) -> OpenApiExample:
+    """A body of a request, for the document."""
+    return OpenApiExample(title, body, request_only=True)
+
 
 _ETAG = re.compile(r'(?:W/)?"(\d{1,9})"\Z')
 
@@ -157,3 +168,15 @@ class UseCaseViewSet(GenericViewSet[Any]):
             return self.shown(self.found(str(row.pk)), status=201, **extra)
 
         return create_once(self.request, actor=self.actor, create=run, secret_fields=secret_fields)
+
+
+class ReadViewSet(UseCaseViewSet):
+    """A kind of objects that is listed, and read one by one."""
+
+    def list(self, request: Any) -> Response:
+        """All of them, by pages."""
+        return self.listed(self.get_queryset())
+
+    def retrieve(self, request: Any, pk: str) -> Response:
+        """One of them."""
+        return self.shown(self.found(pk))

@@ -17,9 +17,10 @@ from controlplane.common.rest import (
     IF_MATCH,
     PROBLEMS,
     BrakeSerializer,
+    ReadViewSet,
     ReleaseSerializer,
     StrictSerializer,
-    UseCaseViewSet,
+    example,
     managed_by_field,
 )
 from controlplane.fleet import actions, brakes, queries, routers
@@ -172,26 +173,23 @@ class PoolSerializer(serializers.ModelSerializer[Pool]):
     list=extend_schema(responses={200: PoolSerializer(many=True), **PROBLEMS}),
     retrieve=extend_schema(responses={200: PoolSerializer, **PROBLEMS}),
     create=extend_schema(
-        request=NewPoolSerializer, responses={201: PoolSerializer, **PROBLEMS}, parameters=[IDEMPOTENCY_KEY]
+        request=NewPoolSerializer,
+        responses={201: PoolSerializer, **PROBLEMS},
+        parameters=[IDEMPOTENCY_KEY],
+        examples=[example("By shares and targets", name="org/model", aliases=["model"], policy="slo-fair")],
     ),
     partial_update=extend_schema(
         request=PoolChangesSerializer, responses={200: PoolSerializer, **PROBLEMS}, parameters=[IF_MATCH]
     ),
     destroy=extend_schema(responses={204: None, **PROBLEMS}, parameters=[IF_MATCH]),
 )
-class PoolViewSet(UseCaseViewSet):
+class PoolViewSet(ReadViewSet):
     what = "pool"
     queryset = Pool.objects.none()
     serializer_class = PoolSerializer
 
     def get_queryset(self) -> Any:
         return queries.pools(actor=self.actor)
-
-    def list(self, request: Any) -> Response:
-        return self.listed(self.get_queryset())
-
-    def retrieve(self, request: Any, pk: str) -> Response:
-        return self.shown(self.found(pk))
 
     def create(self, request: Any) -> Response:
         body = self.checked(NewPoolSerializer)
@@ -337,26 +335,23 @@ class BackendSerializer(serializers.ModelSerializer[Backend]):
     list=extend_schema(responses={200: BackendSerializer(many=True), **PROBLEMS}),
     retrieve=extend_schema(responses={200: BackendSerializer, **PROBLEMS}),
     create=extend_schema(
-        request=NewBackendSerializer, responses={201: BackendSerializer, **PROBLEMS}, parameters=[IDEMPOTENCY_KEY]
+        request=NewBackendSerializer,
+        responses={201: BackendSerializer, **PROBLEMS},
+        parameters=[IDEMPOTENCY_KEY],
+        examples=[example("A TGI server", pool="org/model", name="one", url="http://10.0.0.1:3000", kv_tokens=400_000)],
     ),
     partial_update=extend_schema(
         request=BackendChangesSerializer, responses={200: BackendSerializer, **PROBLEMS}, parameters=[IF_MATCH]
     ),
     destroy=extend_schema(responses={204: None, **PROBLEMS}, parameters=[IF_MATCH]),
 )
-class BackendViewSet(UseCaseViewSet):
+class BackendViewSet(ReadViewSet):
     what = "backend"
     queryset = Backend.objects.none()
     serializer_class = BackendSerializer
 
     def get_queryset(self) -> Any:
         return queries.backends(actor=self.actor)
-
-    def list(self, request: Any) -> Response:
-        return self.listed(self.get_queryset())
-
-    def retrieve(self, request: Any, pk: str) -> Response:
-        return self.shown(self.found(pk))
 
     def create(self, request: Any) -> Response:
         body = self.checked(NewBackendSerializer)
@@ -439,22 +434,19 @@ class IssuedRouterSerializer(RouterSerializer):
     list=extend_schema(responses={200: RouterSerializer(many=True), **PROBLEMS}),
     retrieve=extend_schema(responses={200: RouterSerializer, **PROBLEMS}),
     create=extend_schema(
-        request=NewRouterSerializer, responses={201: IssuedRouterSerializer, **PROBLEMS}, parameters=[IDEMPOTENCY_KEY]
+        request=NewRouterSerializer,
+        responses={201: IssuedRouterSerializer, **PROBLEMS},
+        parameters=[IDEMPOTENCY_KEY],
+        examples=[example("A router", name="edge-1")],
     ),
 )
-class RouterViewSet(UseCaseViewSet):
+class RouterViewSet(ReadViewSet):
     what = "router"
     queryset = Router.objects.none()
     serializer_class = RouterSerializer
 
     def get_queryset(self) -> Any:
         return queries.routers(actor=self.actor)
-
-    def list(self, request: Any) -> Response:
-        return self.listed(self.get_queryset())
-
-    def retrieve(self, request: Any, pk: str) -> Response:
-        return self.shown(self.found(pk))
 
     def create(self, request: Any) -> Response:
         body = self.checked(NewRouterSerializer)

@@ -17,8 +17,10 @@ from controlplane.common.rest import (
     IF_MATCH,
     PROBLEMS,
     BrakeSerializer,
+    ReadViewSet,
     StrictSerializer,
     UseCaseViewSet,
+    example,
 )
 from controlplane.common.validation import MAX_REASON
 from controlplane.fleet import brakes, hazards
@@ -62,7 +64,7 @@ class HazardSerializer(serializers.ModelSerializer[Hazard]):
     ),
     retrieve=extend_schema(responses={200: HazardSerializer, **PROBLEMS}),
 )
-class HazardViewSet(UseCaseViewSet):
+class HazardViewSet(ReadViewSet):
     """Requests that were refused because backends fell under them. Kept 90 days."""
 
     what = "hazard"
@@ -79,9 +81,6 @@ class HazardViewSet(UseCaseViewSet):
         given = {name: request.query_params.get(name, "") for name in hazards.FILTERS}
         is_open = STATES[state] if state is not None else None
         return self.listed(hazards.hazards(actor=self.actor, is_open=is_open, **given))
-
-    def retrieve(self, request: Any, pk: str) -> Response:
-        return self.shown(self.found(pk))
 
     @extend_schema(request=ResolutionSerializer, responses={200: HazardSerializer, **PROBLEMS}, parameters=[IF_MATCH])
     @action(detail=True, methods=["post"])
@@ -167,6 +166,7 @@ class RequestBrakeViewSet(UseCaseViewSet):
         request=BrakeSerializer,
         responses={201: CancellationSerializer, **PROBLEMS},
         parameters=[IDEMPOTENCY_KEY],
+        examples=[example("One that never ends", reason="it repeats itself")],
     )
     def cancel(self, request: Any, request_id: str) -> Response:
         """End every request of this id, waiting or running, on whichever router it is. Kept in force ten minutes.

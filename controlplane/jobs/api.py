@@ -15,7 +15,7 @@ from controlplane.common.idempotency import create_once
 from controlplane.common.leases import JobTrigger
 from controlplane.common.models import BackgroundJob
 from controlplane.common.pagination import cursor_of, key_of, read_limit
-from controlplane.common.rest import IDEMPOTENCY_KEY, PROBLEMS, StrictSerializer, UseCaseViewSet
+from controlplane.common.rest import IDEMPOTENCY_KEY, PROBLEMS, StrictSerializer, UseCaseViewSet, example
 from controlplane.jobs import actions, queries
 from controlplane.jobs.queries import JobLine
 
@@ -116,6 +116,7 @@ class BackgroundJobViewSet(UseCaseViewSet):
         request=StartSerializer,
         responses={201: BackgroundJobDetailSerializer, **PROBLEMS},
         parameters=[IDEMPOTENCY_KEY],
+        examples=[example("Compare the books now", kind="usage-reconcile-books")],
     )
     def create(self, request: Any) -> Response:
         """Queue one beside the schedule. 409 while one of its kind is queued or running."""

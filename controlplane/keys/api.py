@@ -15,8 +15,9 @@ from controlplane.common.rest import (
     IF_MATCH,
     PROBLEMS,
     LimitsSerializer,
+    ReadViewSet,
     StrictSerializer,
-    UseCaseViewSet,
+    example,
     managed_by_field,
 )
 from controlplane.keys import actions, queries
@@ -78,13 +79,16 @@ class IssuedKeySerializer(KeySerializer):
     ),
     retrieve=extend_schema(responses={200: KeySerializer, **PROBLEMS}),
     create=extend_schema(
-        request=NewKeySerializer, responses={201: IssuedKeySerializer, **PROBLEMS}, parameters=[IDEMPOTENCY_KEY]
+        request=NewKeySerializer,
+        responses={201: IssuedKeySerializer, **PROBLEMS},
+        parameters=[IDEMPOTENCY_KEY],
+        examples=[example("For one program", tenant="chatbot", name="production", default_pool="org/model")],
     ),
     partial_update=extend_schema(
         request=KeyChangesSerializer, responses={200: KeySerializer, **PROBLEMS}, parameters=[IF_MATCH]
     ),
 )
-class KeyViewSet(UseCaseViewSet):
+class KeyViewSet(ReadViewSet):
     what = "key"
     scopes: ClassVar[dict[str, Scope]] = {
         "list": Scope.TENANT_READ,
@@ -99,12 +103,6 @@ class KeyViewSet(UseCaseViewSet):
     def get_queryset(self) -> Any:
         rows = queries.keys(actor=self.actor, tenant=self.request.query_params.get("tenant", ""))
         return queries.under_old_pepper(rows) if self.request.query_params.get("old_pepper") == "true" else rows
-
-    def list(self, request: Any) -> Response:
-        return self.listed(self.get_queryset())
-
-    def retrieve(self, request: Any, pk: str) -> Response:
-        return self.shown(self.found(pk))
 
     def create(self, request: Any) -> Response:
         body = self.checked(NewKeySerializer)

@@ -6,9 +6,8 @@ from typing import Any
 
 from drf_spectacular.utils import extend_schema, extend_schema_view
 from rest_framework import serializers
-from rest_framework.response import Response
 
-from controlplane.common.rest import PROBLEMS, UseCaseViewSet
+from controlplane.common.rest import PROBLEMS, ReadViewSet
 from controlplane.rollout import queries
 from controlplane.rollout.models import Revision
 
@@ -23,7 +22,7 @@ class RevisionSerializer(serializers.ModelSerializer[Revision]):
     list=extend_schema(responses={200: RevisionSerializer(many=True), **PROBLEMS}),
     retrieve=extend_schema(responses={200: RevisionSerializer, **PROBLEMS}),
 )
-class RevisionViewSet(UseCaseViewSet):
+class RevisionViewSet(ReadViewSet):
     what = "revision"
     queryset = Revision.objects.none()
     serializer_class = RevisionSerializer
@@ -31,9 +30,3 @@ class RevisionViewSet(UseCaseViewSet):
 
     def get_queryset(self) -> Any:
         return queries.revisions(actor=self.actor)
-
-    def list(self, request: Any) -> Response:
-        return self.listed(self.get_queryset())
-
-    def retrieve(self, request: Any, pk: str) -> Response:
-        return self.shown(self.found(pk))

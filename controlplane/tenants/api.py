@@ -16,9 +16,10 @@ from controlplane.common.rest import (
     PROBLEMS,
     BrakeSerializer,
     LimitsSerializer,
+    ReadViewSet,
     ReleaseSerializer,
     StrictSerializer,
-    UseCaseViewSet,
+    example,
     managed_by_field,
 )
 from controlplane.tenants import actions, bulk, queries
@@ -119,7 +120,7 @@ _EXAMPLE = OpenApiExample(
         request=TenantChangesSerializer, responses={200: TenantSerializer, **PROBLEMS}, parameters=[IF_MATCH]
     ),
 )
-class TenantViewSet(UseCaseViewSet):
+class TenantViewSet(ReadViewSet):
     what = "tenant"
     scopes: ClassVar[dict[str, Scope]] = {"list": Scope.TENANT_READ, "retrieve": Scope.TENANT_READ}
     queryset = Tenant.objects.none()
@@ -127,12 +128,6 @@ class TenantViewSet(UseCaseViewSet):
 
     def get_queryset(self) -> Any:
         return queries.tenants(actor=self.actor)
-
-    def list(self, request: Any) -> Response:
-        return self.listed(self.get_queryset())
-
-    def retrieve(self, request: Any, pk: str) -> Response:
-        return self.shown(self.found(pk))
 
     def create(self, request: Any) -> Response:
         body = self.checked(NewTenantSerializer)
@@ -205,26 +200,23 @@ class GroupSerializer(serializers.ModelSerializer[Group]):
     list=extend_schema(responses={200: GroupSerializer(many=True), **PROBLEMS}),
     retrieve=extend_schema(responses={200: GroupSerializer, **PROBLEMS}),
     create=extend_schema(
-        request=NewGroupSerializer, responses={201: GroupSerializer, **PROBLEMS}, parameters=[IDEMPOTENCY_KEY]
+        request=NewGroupSerializer,
+        responses={201: GroupSerializer, **PROBLEMS},
+        parameters=[IDEMPOTENCY_KEY],
+        examples=[example("Twice the share of others", name="research", weight=2)],
     ),
     partial_update=extend_schema(
         request=GroupChangesSerializer, responses={200: GroupSerializer, **PROBLEMS}, parameters=[IF_MATCH]
     ),
     destroy=extend_schema(responses={204: None, **PROBLEMS}, parameters=[IF_MATCH]),
 )
-class GroupViewSet(UseCaseViewSet):
+class GroupViewSet(ReadViewSet):
     what = "group"
     queryset = Group.objects.none()
     serializer_class = GroupSerializer
 
     def get_queryset(self) -> Any:
         return queries.groups(actor=self.actor)
-
-    def list(self, request: Any) -> Response:
-        return self.listed(self.get_queryset())
-
-    def retrieve(self, request: Any, pk: str) -> Response:
-        return self.shown(self.found(pk))
 
     def create(self, request: Any) -> Response:
         body = self.checked(NewGroupSerializer)

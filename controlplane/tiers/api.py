@@ -12,8 +12,9 @@ from controlplane.common.rest import (
     IDEMPOTENCY_KEY,
     IF_MATCH,
     PROBLEMS,
+    ReadViewSet,
     StrictSerializer,
-    UseCaseViewSet,
+    example,
     managed_by_field,
 )
 from controlplane.tiers import actions, queries
@@ -51,26 +52,23 @@ class TierSerializer(serializers.ModelSerializer[Tier]):
     list=extend_schema(responses={200: TierSerializer(many=True), **PROBLEMS}),
     retrieve=extend_schema(responses={200: TierSerializer, **PROBLEMS}),
     create=extend_schema(
-        request=NewTierSerializer, responses={201: TierSerializer, **PROBLEMS}, parameters=[IDEMPOTENCY_KEY]
+        request=NewTierSerializer,
+        responses={201: TierSerializer, **PROBLEMS},
+        parameters=[IDEMPOTENCY_KEY],
+        examples=[example("First token within two seconds", name="interactive", rank=0, ttft_target_s=2)],
     ),
     partial_update=extend_schema(
         request=TierChangesSerializer, responses={200: TierSerializer, **PROBLEMS}, parameters=[IF_MATCH]
     ),
     destroy=extend_schema(responses={204: None, **PROBLEMS}, parameters=[IF_MATCH]),
 )
-class TierViewSet(UseCaseViewSet):
+class TierViewSet(ReadViewSet):
     what = "tier"
     queryset = Tier.objects.none()
     serializer_class = TierSerializer
 
     def get_queryset(self) -> Any:
         return queries.tiers(actor=self.actor)
-
-    def list(self, request: Any) -> Response:
-        return self.listed(self.get_queryset())
-
-    def retrieve(self, request: Any, pk: str) -> Response:
-        return self.shown(self.found(pk))
 
     def create(self, request: Any) -> Response:
         body = self.checked(NewTierSerializer)

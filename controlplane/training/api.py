@@ -17,7 +17,7 @@ from rest_framework.views import APIView
 from controlplane.common.actor import Actor, Scope
 from controlplane.common.clock import utc_now
 from controlplane.common.errors import Invalid, NotFound
-from controlplane.common.rest import IDEMPOTENCY_KEY, PROBLEMS, StrictSerializer, UseCaseViewSet
+from controlplane.common.rest import IDEMPOTENCY_KEY, PROBLEMS, ReadViewSet, StrictSerializer, example
 from controlplane.common.validation import MAX_REASON
 from controlplane.fleet.models import Pool
 from controlplane.fleet.queries import find_pool, live_heartbeats
@@ -118,22 +118,19 @@ class JobSerializer(serializers.ModelSerializer[Job]):
     list=extend_schema(responses={200: JobSerializer(many=True), **PROBLEMS}),
     retrieve=extend_schema(responses={200: JobSerializer, **PROBLEMS}),
     create=extend_schema(
-        request=NewJobSerializer, responses={201: JobSerializer, **PROBLEMS}, parameters=[IDEMPOTENCY_KEY]
+        request=NewJobSerializer,
+        responses={201: JobSerializer, **PROBLEMS},
+        parameters=[IDEMPOTENCY_KEY],
+        examples=[example("A model of output lengths", kind="mixture", pools=["org/model"])],
     ),
 )
-class JobViewSet(UseCaseViewSet):
+class JobViewSet(ReadViewSet):
     what = "job"
     queryset = Job.objects.none()
     serializer_class = JobSerializer
 
     def get_queryset(self) -> Any:
         return queries.jobs(actor=self.actor)
-
-    def list(self, request: Any) -> Response:
-        return self.listed(self.get_queryset())
-
-    def retrieve(self, request: Any, pk: str) -> Response:
-        return self.shown(self.found(pk))
 
     def create(self, request: Any) -> Response:
         body = self.checked(NewJobSerializer)
@@ -154,7 +151,7 @@ class JobViewSet(UseCaseViewSet):
     ),
     retrieve=extend_schema(responses={200: ArtifactDetailSerializer, **PROBLEMS}),
 )
-class ArtifactViewSet(UseCaseViewSet):
+class ArtifactViewSet(ReadViewSet):
     """Versions of predictors, with their training data and how they were judged."""
 
     what = "artifact"
@@ -166,12 +163,6 @@ class ArtifactViewSet(UseCaseViewSet):
         if kind and kind not in JobKind.values:
             raise Invalid({"kind": f"one of {', '.join(JobKind.values)}, not {kind[:40]!r}"})
         return queries.artifacts(actor=self.actor, kind=kind)
-
-    def list(self, request: Any) -> Response:
-        return self.listed(self.get_queryset())
-
-    def retrieve(self, request: Any, pk: str) -> Response:
-        return self.shown(self.found(pk))
 
 
 class NewPromotionSerializer(StrictSerializer):
@@ -210,9 +201,10 @@ class PromotionSerializer(serializers.ModelSerializer[Promotion]):
         request=NewPromotionSerializer,
         responses={201: PromotionSerializer, **PROBLEMS},
         parameters=[IDEMPOTENCY_KEY],
+        examples=[example("A better one", pool="org/model", artifact="art_1", reason="passed its gate")],
     ),
 )
-class PromotionViewSet(UseCaseViewSet):
+class PromotionViewSet(ReadViewSet):
     """Which trained model serves a pool since when, by whom and why. Routers follow within two seconds."""
 
     what = "promotion"
@@ -222,12 +214,6 @@ class PromotionViewSet(UseCaseViewSet):
     def get_queryset(self) -> Any:
         word = self.request.query_params.get("pool", "")
         return queries.promotions(actor=self.actor, pool=_pool(word).id if word else "")
-
-    def list(self, request: Any) -> Response:
-        return self.listed(self.get_queryset())
-
-    def retrieve(self, request: Any, pk: str) -> Response:
-        return self.shown(self.found(pk))
 
     def create(self, request: Any) -> Response:
         """Promote a trained model. 409 if it did not pass the gate and `despite_gate` is not said."""
@@ -246,7 +232,10 @@ class PromotionViewSet(UseCaseViewSet):
         )
 
     @extend_schema(
-        request=ChangeOfModelSerializer, responses={201: PromotionSerializer, **PROBLEMS}, parameters=[IDEMPOTENCY_KEY]
+        request=ChangeOfModelSerializer,
+        responses={201: PromotionSerializer, **PROBLEMS},
+        parameters=[IDEMPOTENCY_KEY],
+        examples=[example("Back", pool="org/model", reason="first tokens came later")],
     )
     @action(detail=False, methods=["post"], url_path="roll-back")
     def roll_back(self, request: Any) -> Response:
@@ -260,7 +249,10 @@ class PromotionViewSet(UseCaseViewSet):
         )
 
     @extend_schema(
-        request=ChangeOfModelSerializer, responses={201: PromotionSerializer, **PROBLEMS}, parameters=[IDEMPOTENCY_KEY]
+        request=ChangeOfModelSerializer,
+        responses={201: PromotionSerializer, **PROBLEMS},
+        parameters=[IDEMPOTENCY_KEY],
+        examples=[example("Back", pool="org/model", reason="first tokens came later")],
     )
     @action(detail=False, methods=["post"])
     def demote(self, request: Any) -> Response:

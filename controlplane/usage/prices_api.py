@@ -13,8 +13,9 @@ from controlplane.common.rest import (
     IDEMPOTENCY_KEY,
     IF_MATCH,
     PROBLEMS,
+    ReadViewSet,
     StrictSerializer,
-    UseCaseViewSet,
+    example,
     managed_by_field,
 )
 from controlplane.usage import assignments, prices
@@ -79,19 +80,13 @@ _EXAMPLE = OpenApiExample(
     ),
     destroy=extend_schema(responses={204: None, **PROBLEMS}, parameters=[IF_MATCH]),
 )
-class PriceListViewSet(UseCaseViewSet):
+class PriceListViewSet(ReadViewSet):
     what = "price list"
     queryset = PriceList.objects.none()
     serializer_class = PriceListSerializer
 
     def get_queryset(self) -> Any:
         return prices.price_lists(actor=self.actor)
-
-    def list(self, request: Any) -> Response:
-        return self.listed(self.get_queryset())
-
-    def retrieve(self, request: Any, pk: str) -> Response:
-        return self.shown(self.found(pk))
 
     def create(self, request: Any) -> Response:
         body = self.checked(NewPriceListSerializer)
@@ -189,13 +184,14 @@ class AssignmentSerializer(serializers.ModelSerializer[PriceAssignment]):
         request=NewAssignmentSerializer,
         responses={201: AssignmentSerializer, **PROBLEMS},
         parameters=[IDEMPOTENCY_KEY],
+        examples=[example("From March on", tenant="chatbot", price_list="list-2026", valid_from="2026-03-01")],
     ),
     partial_update=extend_schema(
         request=AssignmentChangesSerializer, responses={200: AssignmentSerializer, **PROBLEMS}, parameters=[IF_MATCH]
     ),
     destroy=extend_schema(responses={204: None, **PROBLEMS}, parameters=[IF_MATCH]),
 )
-class AssignmentViewSet(UseCaseViewSet):
+class AssignmentViewSet(ReadViewSet):
     what = "price assignment"
     queryset = PriceAssignment.objects.none()
     serializer_class = AssignmentSerializer
@@ -203,12 +199,6 @@ class AssignmentViewSet(UseCaseViewSet):
     def get_queryset(self) -> Any:
         named = {name: self.request.query_params.get(name, "") for name in ("tenant", "price_list")}
         return assignments.assignments(actor=self.actor, **named)
-
-    def list(self, request: Any) -> Response:
-        return self.listed(self.get_queryset())
-
-    def retrieve(self, request: Any, pk: str) -> Response:
-        return self.shown(self.found(pk))
 
     def create(self, request: Any) -> Response:
         body = self.checked(NewAssignmentSerializer)

@@ -195,3 +195,16 @@ def test_rest_invites_once_per_key_and_shows_the_link_once(owner: User) -> None:
     assert first.json()["link"].startswith("http://testserver/invitations/fli_")
     assert again.json() == {**first.json(), "link": None}
     assert Client().get(first.json()["link"]).status_code == 200
+
+
+def test_the_scope_of_members_alone_manages_members(system: Actor) -> None:
+    owner, member = make_user(role=Role.OWNER), make_user(role=Role.VIEWER)
+    client = api_client(owner, "admin.members")
+    assert member.id in {row["id"] for row in client.send("GET", "/members").json()["results"]}
+    assert client.send("PATCH", f"/members/{member.id}", {"role": "operator"}).json()["role"] == "operator"
+    made = client.send("POST", "/invitations", {"email": "a@example.test", "role": "viewer"})
+    assert made.status_code == 201
+    assert client.send("POST", f"/invitations/{made.json()['id']}/revoke").status_code == 200
+    assert client.send("DELETE", f"/members/{member.id}").status_code == 204
+    assert client.send("GET", "/tokens").status_code == 403
+    assert client.send("GET", "/tenants").status_code == 403
