@@ -80,7 +80,9 @@ COMMANDS: Mapping[str, Command | Mapping[str, Command]] = {
     ),
     "top": Command("router_ext.ops.top.command", "what routers do now: tenants, shares, queues, backends"),
     "ask": Command("router_ext.ops.ask", "ask the model with a tenant's key and stream the answer", "client"),
-    "apply": Command("router_ext.ops.apply.command", "make tenants, keys, pools and all else that is configured as a file says"),
+    "apply": Command(
+        "router_ext.ops.apply.command", "make tenants, keys, pools and all else that is configured as a file says"
+    ),
     "export": Command("router_ext.ops.apply.export", "write what is configured as such a file"),
     "backup": Command("router_ext.ops.backup", "the database of `fairlane up` as one file", "embedded"),
     "restore": Command("router_ext.ops.restore", "make such a file the database of `fairlane up`", "embedded"),
