@@ -69,13 +69,9 @@ window.fairlane = (() => {
   // Everything that can be opened is, and everything that refreshes itself has done so once.
   async function unfold() {
     document.querySelectorAll("details").forEach((each) => { each.open = true; });
-    const fetched = [];
-    for (const each of document.querySelectorAll("[hx-get]")) {
-      fetched.push(each.getAttribute("hx-get"));
-      await htmx.ajax("GET", each.getAttribute("hx-get"), { target: each, swap: each.getAttribute("hx-swap") || "innerHTML" });
-    }
+    for (const each of document.querySelectorAll("[hx-get]"))
+      await htmx.ajax("GET", each.getAttribute("hx-get"), { source: each });
     document.querySelectorAll("details").forEach((each) => { each.open = true; });
-    return fetched;
   }
 
   async function accessible(rules) {

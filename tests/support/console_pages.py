@@ -49,11 +49,6 @@ def picture_name(route: str) -> str:
     return re.sub(r"\W+", "-", route.replace("_id", "")).strip("-") or "live"
 
 
-def is_fragment(route: str) -> bool:
-    """Whether a route is a part of a page, which that page fetches again and again."""
-    return route.endswith(("/fragment/", "/charts/", "/options/"))
-
-
 class Names:
     """Texts that do harm where they are taken for HTML, a template or a formula, in every script and direction."""
 
@@ -105,6 +100,10 @@ class Looking:
         self.problems.clear()
         self.page.goto(path)
 
+    def is_page(self) -> bool:
+        """Whether what is shown is a whole page, and not a part of one."""
+        return bool(self.page.evaluate("() => document.doctype !== null"))
+
     def faults(self, *, rules: dict[str, Any] | None = None) -> list[str]:
         """What the page shown lacks: light and wide first, then narrow and dark, as which it stays."""
         page = self.page
@@ -145,6 +144,7 @@ class Console:
         self._browser = browser
         self._windows: dict[str, Looking] = {}
         self._told_at = 0.0
+        self._parts: set[str] = set()
         self.actor = system_actor("test")
         self.world = make_world(self.actor, named=named)
         enliven(self.world, self.actor, named=named)
@@ -161,6 +161,16 @@ class Console:
     def stranger(self) -> Looking:
         """A window of its own for somebody who is not signed in; who opens it closes it."""
         return Looking(self._browser, self.url, "")
+
+    def parts(self) -> set[str]:
+        """Routes that pages fetch by themselves, again and again or when they are opened."""
+        if not self._parts:
+            request = self.look("owner").context.request
+            pages = [self.path(each) for each, words in answers_by_role().items() if words["owner"] == "ok"]
+            texts = [request.get(each).text() for each in pages if not is_file(each)]
+            found = {each for text in texts for each in re.findall(r'hx-get="([^"]+)"', text)}
+            self._parts = {self.fetched(each) for each in found if each.startswith("/")}
+        return self._parts
 
     def path(self, route: str) -> str:
         return route.format(**self.world.ids)
