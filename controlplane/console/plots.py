@@ -114,11 +114,13 @@ def over_time(
                     }
                 )
     every = max(1, -(-len(times) // 5))
+    end = -math.inf  # of the label before
     for i, instant in enumerate(times):
-        if i % every == 0:
-            x = frame.x(places[i])
-            # Some 75 pixels of text would stick out of the picture around a place at its end.
-            anchor = "end" if x + 38 > frame.width else "middle"
+        x = frame.x(places[i])
+        # A text is some 76 pixels wide: around a place at the end it would stick out of the picture.
+        anchor, right = ("end", x) if x + 38 > frame.width else ("middle", x + 38)
+        if i % every == 0 and right - 80 > end:
+            end = right
             frame.labels.append({"x": f"{x:.1f}", "text": f"{instant:{stamp or _STAMP}}", "anchor": anchor})
     last = [f"{name} {shown(found)}" for name, values in series if (found := _last(values)) is not None]
     rows = [
