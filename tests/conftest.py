@@ -7,6 +7,7 @@ none of those tests start nothing and do not load Django.
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import tempfile
@@ -37,6 +38,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ.update(TEST_SETTINGS)
+    # The workers have the cores among them: more threads of a library would only wait for each other, and busily.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     # Tests replace methods of the core, which compiled classes do not allow. One of ops compares the two.
     os.environ.setdefault(compiled.CORE_VARIABLE, "source")
     compiled.activate(os.environ)
@@ -110,6 +113,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     them are only laws, many and short, which need no loop and keep every worker busy to the end.
     """
     items.sort(key=lambda item: LATE.get(item.path.relative_to(TESTS).parts[0], 0))
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests and all they import stay to the end: the collector need not look at them again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -77,17 +77,18 @@ class Oracle:
     """Jobs that were started; those that run no longer are forgotten when it is read."""
     worst_counter: float = 0.0
     worst_pair: float = 0.0
+    peak: float = field(init=False)
+    """Most service that one tenant can have in the pool at a time."""
+    _limits: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        above = max(0.0, self.w_prompt - self.w_output) * self.longest_prompt
+        self.peak = self.w_output * (self.pool_tokens + 1) + above
         for tenant in self.weights:
             self.counter[tenant] = self.delivered[tenant] = 0.0
             self.queues[tenant] = []
 
     # --- constants -------------------------------------------------------------------------------------------------
-
-    @property
-    def peak(self) -> float:
-        return self.w_output * (self.pool_tokens + 1) + max(0.0, self.w_prompt - self.w_output) * self.longest_prompt
 
     def urgency_pass(self, tenant: str) -> float:
         return self.burst * self.peak / self.weights[tenant] if self.targets else 0.0
@@ -105,6 +106,14 @@ class Oracle:
             return self.counter_bound(tenant)
         largest = max(self.urgency_pass(tenant), self.backfill_pass(tenant))
         return max(self.peak / self.weights[tenant], self.gamma * self.peak / self.weights[other]) + largest
+
+    def _limit(self, tenant: str, other: str = "") -> float:
+        """``counter_bound`` of a tenant, or ``ahead_bound`` of two: asked at every token, worked out once."""
+        limit = self._limits.get((tenant, other))
+        if limit is None:
+            limit = self.ahead_bound(tenant, other) if other else self.counter_bound(tenant)
+            self._limits[tenant, other] = limit
+        return limit
 
     # --- what is read ----------------------------------------------------------------------------------------------
 
@@ -278,10 +287,10 @@ class Oracle:
         others = self.backlogged() if self.gamma else []
         floor = self.floor()
         assert floor is not None
-        ratio = (self.counter[tenant] - floor) / self.counter_bound(tenant)
+        ratio = (self.counter[tenant] - floor) / self._limit(tenant)
         for other in others:
             ahead = self.counter[tenant] - self.counter[other]
-            ratio = max(ratio, ahead / self.ahead_bound(tenant, other))
+            ratio = max(ratio, ahead / self._limit(tenant, other))
         self.worst_counter = max(self.worst_counter, ratio)
         if "counter_bound" in self.laws and ratio > 1.0 + SLACK:
             raise LawBroken(f"counter_bound: {tenant} is {ratio:.3f} of its bound above the floor")
@@ -294,7 +303,8 @@ class Oracle:
     def _watch_pair(self, pair: tuple[str, str]) -> None:
         gap = self._gap(pair)
         low, high = self.pairs[pair]
-        bound = self.ahead_bound(*pair) + self.ahead_bound(*reversed(pair))
+        one, other = pair
+        bound = self._limit(one, other) + self._limit(other, one)
         ratio = max(gap - low, high - gap) / bound
         self.worst_pair = max(self.worst_pair, ratio)
         self.pairs[pair] = (min(low, gap), max(high, gap))
