@@ -91,9 +91,9 @@ def test_programs_of_the_compose_file_cannot_tamper_with_the_audit_log(
     hba.write_text("local all fairlane_app scram-sha-256\n" + hba.read_text())
     with psycopg.connect(server.url, autocommit=True) as connection:
         connection.execute("SELECT pg_reload_conf()")
-        kept = connection.execute("SELECT rolpassword FROM pg_authid WHERE rolname = 'fairlane_app'").fetchone()
-        assert kept is not None
-        assert kept[0].startswith("SCRAM-SHA-256$")
+        hashed = connection.execute("SELECT rolpassword FROM pg_authid WHERE rolname = 'fairlane_app'").fetchone()
+        assert hashed is not None
+        assert hashed[0].startswith("SCRAM-SHA-256$")
     with pytest.raises(psycopg.OperationalError, match="password"):
         psycopg.connect(server.url_of("fairlane_app"))
     with psycopg.connect(deployed.url("program_database_url"), autocommit=True) as connection:
@@ -108,6 +108,13 @@ def test_programs_of_the_compose_file_cannot_tamper_with_the_audit_log(
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("flr_")
     assert deployed.django("controlplane", "verify_audit").returncode == 0
+    # A pepper that is taken away while something hangs on it is missed before anything starts.
+    pepper = deployed.secrets / "key_pepper"
+    kept = pepper.read_text()
+    pepper.write_text("2:" + "0f" * 32)
+    done = deployed.django("migrate", "migrate", "--noinput")
+    assert (done.returncode, "fairlane.E001" in done.stderr, "1 routers" in done.stderr) == (1, True, True)
+    pepper.write_text(f"{kept},2:{'0f' * 32}")
     # Production settings: a proxy with TLS in front, as docker/README.md says.
     production = {"FAIRLANE_INSECURE_HTTP": "false", "FAIRLANE_TRUSTED_ORIGINS": "https://fairlane.example.test"}
     done = deployed.django("controlplane", "check", "--deploy", "--fail-level", "WARNING", **production)
