@@ -64,6 +64,7 @@ def check_snapshot(settings: RouterSettings, path: Path) -> dict[str, Any]:
         "pools": [pool.name for pool in snapshot.pools],
         "tenants": len(snapshot.tenants),
         "keys": len(snapshot.keys),
+        "keys_without_pepper": directory.keys.without_pepper.total(),
     }
 
 
@@ -100,6 +101,8 @@ def run(args: argparse.Namespace) -> int:
             f" ({len(verdict['pools'])} pools, {verdict['tenants']} tenants, {verdict['keys']} keys)",
             highlight=False,
         )
+        if without := verdict["keys_without_pepper"]:
+            console.print(f"{without} of its keys would be refused: their version of the pepper is not here")
     else:
         console.print(f"\nsnapshot {path} would be refused: {verdict['reason']}", highlight=False)
     return 0 if is_good else 1

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support.routers import Setup, backend, write_snapshot
 
 from router_ext import cli
 from router_ext.errors import SettingsError
@@ -110,6 +111,21 @@ def test_check_config_refuses_a_bad_snapshot(
     found = json.loads(capsys.readouterr().out)
     assert found["is_good"] is False
     assert found["snapshot"]["reason"]
+
+
+def test_check_config_tells_of_keys_whose_pepper_is_not_here(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    setup = Setup([backend(1)])
+    setup.key("alice")
+    write_snapshot(tmp_path / "snapshot.json", setup.snapshot())
+    for name, value in {**GOOD, "FAIRLANE_KEY_PEPPER": f"2:{'ab' * 32}"}.items():
+        monkeypatch.setenv(name, value)
+    assert cli.main(["check-config", "--snapshot", str(tmp_path / "snapshot.json")]) == 0
+    assert "1 of its keys would be refused" in capsys.readouterr().out
+    monkeypatch.setenv("FAIRLANE_KEY_PEPPER", f"{'ab' * 32},2:{'cd' * 32}")
+    assert cli.main(["check-config", "--snapshot", str(tmp_path / "snapshot.json")]) == 0
+    assert "refused" not in capsys.readouterr().out
 
 
 def test_every_variable_is_shown_whole(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
