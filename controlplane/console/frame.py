@@ -128,6 +128,12 @@ def actor_of(request: HttpRequest) -> Actor:
     return cast(User, request.user).actor
 
 
+def number_input(low: float, high: float, *, step: str = "1", placeholder: str = "") -> forms.NumberInput:
+    """A field for a number, whose range the browser knows as well; the use case has the last word."""
+    attributes = {"step": step, "min": f"{low:.15g}", "max": f"{high:.15g}"}
+    return forms.NumberInput(attrs={**attributes, "placeholder": placeholder} if placeholder else attributes)
+
+
 class VersionedForm(forms.Form):
     """A form that remembers which version of the row it shows, so that two people cannot overwrite each other."""
 

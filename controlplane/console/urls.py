@@ -61,6 +61,7 @@ urlpatterns: list[URLPattern] = [
     path("pools/new/", pools.create, name="pool_new"),
     path("pools/policies/", pools.policies, name="pool_policies"),
     path("pools/<str:pool_id>/", pools.detail, name="pool"),
+    path("pools/<str:pool_id>/bound/", pools.bound, name="pool_bound"),
     path("pools/<str:pool_id>/fairness/", pools.fairness, name="pool_fairness"),
     path("pools/<str:pool_id>/stop-grammars/", brakes.stop_grammars, name="pool_stop_grammars"),
     path("pools/<str:pool_id>/allow-grammars/", brakes.allow_grammars, name="pool_allow_grammars"),

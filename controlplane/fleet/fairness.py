@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
 from controlplane.common.actor import Actor
-from controlplane.common.errors import NotFound
+from controlplane.common.errors import Invalid, NotFound
 from controlplane.common.validation import get_or_not_found
 from controlplane.fleet.models import Pool
 from controlplane.fleet.queries import live_heartbeats, pool_record, pools
 from controlplane.tenants.queries import Weight, extreme_weights, group_records, weights
 from controlplane.tiers.queries import tier_records
 from router_ext.core.bounds import Terms, gpu_seconds, terms
-from router_ext.core.config import PoolConfig, build_pool
+from router_ext.core.config import ConfigError, PoolConfig, build_pool
 from router_ext.wire.controlplane import PoolState
 
 _MAX_TOKENS = 10_000_000
@@ -143,6 +144,38 @@ def fairness_of(pool: Pool, *, pair: tuple[str, str] | None = None, tenants: Seq
         routers=[_of_router(instance, state) for instance, state in states.items()],
         tenants=[] if stated is None else _by_tenant(stated, rate, tenants),
         pair=None if stated is None or pair is None else _of_pair(stated, pair),
+    )
+
+
+def bound_if(pool: Pool, *, policy: str, scheduling: Mapping[str, Any]) -> Fairness:
+    """The bound that a pool would have with another policy and other knobs, for who is about to save them.
+
+    The backends, tiers and weights are those of now; what routers have in force has no say in it.
+
+    Raises:
+        Invalid: routers would refuse the configuration.
+    """
+    pool.policy, pool.scheduling = policy, dict(scheduling)
+    try:
+        config = _configured(pool)
+    except ConfigError as error:
+        raise Invalid({"": str(error)}) from error
+    unstated = [b.name for b in pool.backends.all() if b.kv_tokens is None]
+    stated = None if unstated else terms(config)
+    rate = min((s.service_per_gpu_s for _, s in _live_states(pool) if s.service_per_gpu_s), default=None)
+    return Fairness(
+        pool=pool.id,
+        policy=policy,
+        cost_model=config.cost_model,
+        is_bounded=terms(config) is not None,
+        source="configuration",
+        unstated=unstated,
+        service_per_gpu_s=rate,
+        bound_service=None if stated is None else stated.bound_service,
+        bound_gpu_s=None if stated is None else gpu_seconds(stated.bound_service, rate),
+        terms=[] if stated is None else list(_explained(stated, rate)),
+        routers=[],
+        tenants=[],
     )
 
 

@@ -70,7 +70,7 @@ class Knob:
             return "true or false"
         if self.choices:
             return f"one of {', '.join(self.choices)}"
-        return f"{'above' if self.is_low_open else 'from'} {self.low:g} to {self.high:g}"
+        return f"{'above' if self.is_low_open else 'from'} {self.low:,.15g} to {self.high:,.15g}"
 
     def check(self, value: Any, where: str) -> Value:
         """The value as the configuration holds it; the default for None.

@@ -10,7 +10,7 @@ from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from controlplane.common.validation import get_or_not_found
-from controlplane.console.frame import VersionedForm, act, actor_of, apply, signed_in
+from controlplane.console.frame import VersionedForm, act, actor_of, apply, number_input, signed_in
 from controlplane.tenants import actions, queries
 
 LEAD = "Its tenants compete in every pool as one of this weight, and share what they get by their own weights."
@@ -20,7 +20,7 @@ class GroupForm(VersionedForm):
     weight = forms.FloatField(
         initial=1.0,
         help_text="Share of the group, relative to other groups and to tenants without one (0.001 to 10,000).",
-        widget=forms.NumberInput(attrs={"step": "any", "min": "0.001"}),
+        widget=number_input(0.001, 10_000, step="any"),
     )
 
 

@@ -11,11 +11,12 @@ from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from controlplane.common.actor import Actor, Scope
+from controlplane.common.errors import Invalid
 from controlplane.common.validation import get_or_not_found, without_nul
-from controlplane.console.frame import Section, VersionedForm, act, actor_of, apply, section, signed_in
+from controlplane.console.frame import Section, VersionedForm, act, actor_of, apply, number_input, section, signed_in
 from controlplane.console.pickers import TenantField, named_tenant
 from controlplane.fleet import actions, brakes, queries
-from controlplane.fleet.fairness import fairness_of
+from controlplane.fleet.fairness import bound_if, fairness_of
 from controlplane.fleet.models import Backend, Pool
 from controlplane.tenants.queries import weights
 from router_ext.core.config import KNOBS, SECTIONS, Knob
@@ -52,14 +53,13 @@ def _knob_field(knob: Knob) -> forms.Field:
 
 
 def _number_input(knob: Knob, step: str) -> forms.NumberInput:
-    attributes = {"step": step, "min": f"{knob.low:g}", "max": f"{knob.high:g}", "placeholder": f"{knob.default:g}"}
-    return forms.NumberInput(attrs=attributes)
+    return number_input(knob.low, knob.high, step=step, placeholder=f"{knob.default:g}")
 
 
 class PoolForm(VersionedForm):
     """Name, words and policy of a pool, then its knobs as fields ``scheduling.<name>``."""
 
-    name = forms.CharField(max_length=200, help_text="The model's name, as requests say it.")
+    name = forms.CharField(max_length=200, help_text="The model's name, as requests say it; 1 to 200 characters.")
     aliases = forms.CharField(required=False, help_text="Other names for it, separated by commas.")
     tokenizer_path = forms.CharField(
         required=False,
@@ -83,7 +83,7 @@ class PoolForm(VersionedForm):
         required=False,
         help_text="Tokens of the model: what a grammar costs grows with them. Used where there is no tokenizer file; "
         f"1 to 10,000,000, empty: {actions.VOCABULARY:,}.",
-        widget=forms.NumberInput(attrs={"min": "1", "max": "10000000", "placeholder": str(actions.VOCABULARY)}),
+        widget=number_input(1, 10_000_000, placeholder=str(actions.VOCABULARY)),
     )
     takes_grammars = forms.BooleanField(
         required=False,
@@ -143,19 +143,33 @@ class BackendForm(VersionedForm):
         required=False,
         label="KV tokens",
         help_text="TGI's log says “Setting max batch total tokens to N”. "
-        "Empty: the limit of /info, which is safe but small. At least two blocks, at most 1,000,000,000.",
+        "Empty: the limit of /info, which is safe but small. At least two blocks (2 where a block is 1), at most "
+        "1,000,000,000.",
+        widget=number_input(2, 1_000_000_000, placeholder="of /info"),
     )
     block_size = forms.IntegerField(
         initial=1,
         help_text="TGI's log says “KV-cache blocks: N, size: B”. flashinfer 1, paged 16, flashdecoding 256; "
         "1 to 1,024.",
+        widget=number_input(1, 1_024),
     )
     prefill_budget_tokens = forms.IntegerField(
-        initial=4_096, help_text="TGI's --max-batch-prefill-tokens (1 to 10,000,000)."
+        initial=4_096,
+        help_text="TGI's --max-batch-prefill-tokens (1 to 10,000,000).",
+        widget=number_input(1, 10_000_000),
     )
-    is_chunked = forms.BooleanField(required=False, initial=True, label="Chunked prefill is on")
-    speculate = forms.IntegerField(initial=0, help_text="TGI's --speculate (0 to 64).")
-    is_cordoned = forms.BooleanField(required=False, label="Cordoned: finish what runs, start nothing new")
+    is_chunked = forms.BooleanField(
+        required=False,
+        initial=True,
+        label="Chunked prefill is on",
+        help_text="As TGI's log says at its start. On: a long prompt is read in pieces beside what is being generated.",
+    )
+    speculate = forms.IntegerField(initial=0, help_text="TGI's --speculate (0 to 64).", widget=number_input(0, 64))
+    is_cordoned = forms.BooleanField(
+        required=False,
+        label="Cordoned: finish what runs, start nothing new",
+        help_text="What could be resumed elsewhere stays here until its end; “Drain” moves it.",
+    )
     takes_grammars = forms.BooleanField(
         required=False,
         initial=True,
@@ -225,6 +239,27 @@ def detail(request: HttpRequest, pool_id: str) -> HttpResponseBase:
         "fairness": fairness_of(pool),
     }
     return render(request, "console/pool.html", context)
+
+
+@require_safe
+@signed_in
+def bound(request: HttpRequest, pool_id: str) -> HttpResponseBase:
+    """The bound of what the form holds at this moment, beside the one in force; nothing is saved."""
+    pool = _pool(request, pool_id)
+    in_force = fairness_of(pool)
+    form = PoolForm(request.GET)
+    problems: list[str] = []
+    edited = None
+    if form.is_valid():
+        values = form.values()
+        try:
+            edited = bound_if(pool, policy=values["policy"], scheduling=values["scheduling"])
+        except Invalid as problem:
+            problems = [problem.message]
+    else:
+        problems = [f"{form.fields[name].label or name}: {texts[0]}" for name, texts in form.errors.items()]
+    context = {"in_force": in_force, "edited": edited, "problems": problems}
+    return render(request, "console/fragments/edited_bound.html", context)
 
 
 class PairForm(forms.Form):

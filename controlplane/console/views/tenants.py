@@ -27,7 +27,7 @@ from controlplane.common.limits import LIMITS, Limited, limit_fields
 from controlplane.common.validation import get_or_not_found, without_nul
 from controlplane.common.zones import find_zone
 from controlplane.console import charts
-from controlplane.console.frame import LimitedForm, act, actor_of, apply, of_tenants, signed_in
+from controlplane.console.frame import LimitedForm, act, actor_of, apply, number_input, of_tenants, signed_in
 from controlplane.console.sorting import Column, sorted_page
 from controlplane.fleet import queries as fleet_queries
 from controlplane.keys import actions as key_actions
@@ -65,14 +65,17 @@ class TenantForm(LimitedForm):
         initial=1.0,
         help_text="Its share of the service, relative to the other tenants that have work waiting (0.001 to 10,000); "
         "in a fairness group, to the group's other tenants.",
-        widget=forms.NumberInput(attrs={"step": "any", "min": "0.001"}),
+        widget=number_input(0.001, 10_000, step="any"),
     )
     tiers = forms.MultipleChoiceField(
         label="Allowed tiers", widget=forms.CheckboxSelectMultiple, help_text="A tier buys a latency target, not share."
     )
     default_tier = forms.ChoiceField(help_text="Used by keys that name no tier of their own.")
     max_queued = forms.IntegerField(
-        initial=2_000, label="Waiting requests at most", help_text="More are refused with 429 (1 to 1,000,000)."
+        initial=2_000,
+        label="Waiting requests at most",
+        help_text="More are refused with 429 (1 to 1,000,000).",
+        widget=number_input(1, 1_000_000),
     )
     timezone = forms.CharField(
         initial="UTC",
@@ -108,7 +111,11 @@ class KeyForm(LimitedForm):
     name = forms.CharField(max_length=200, help_text="Where it is used, such as “web chat, production”.")
     default_pool = forms.ChoiceField(label="Pool", help_text="Serves requests that name no model.")
     default_tier = forms.ChoiceField(required=False, help_text="The tenant's default unless chosen here.")
-    may_choose_tier = forms.BooleanField(required=False, label="May choose its tier by the header x-fairlane-tier")
+    may_choose_tier = forms.BooleanField(
+        required=False,
+        label="May choose its tier by the header x-fairlane-tier",
+        help_text="Any that it may use. Off: its requests go to the tier above, whatever they ask for.",
+    )
     expires_at = forms.DateTimeField(
         required=False, help_text="UTC; empty for never.", widget=forms.DateTimeInput(attrs={"type": "datetime-local"})
     )

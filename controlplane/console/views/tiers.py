@@ -9,32 +9,34 @@ from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from controlplane.common.validation import get_or_not_found
-from controlplane.console.frame import VersionedForm, act, actor_of, apply, signed_in
+from controlplane.console.frame import VersionedForm, act, actor_of, apply, number_input, signed_in
 from controlplane.tiers import actions, queries
 
 
 class TierForm(VersionedForm):
-    rank = forms.IntegerField(help_text="Smaller goes first inside a tenant (0 to 10,000).")
+    rank = forms.IntegerField(
+        help_text="Smaller goes first inside a tenant (0 to 10,000).", widget=number_input(0, 10_000)
+    )
     ttft_target_s = forms.FloatField(
         label="TTFT target, s",
         required=False,
         help_text="Seconds from arrival to the first token, queueing included; above 0, at most 3,600. "
         "Empty for no target.",
-        widget=forms.NumberInput(attrs={"step": "any"}),
+        widget=number_input(0, 3_600, step="any", placeholder="no target"),
     )
     max_queue_wait_s = forms.FloatField(
         label="Longest wait in the queue, s",
         required=False,
         help_text="A request that waited longer, or is certain to, is refused with 429; above 0, at most 86,400. "
         "Empty for no limit.",
-        widget=forms.NumberInput(attrs={"step": "any"}),
+        widget=number_input(0, 86_400, step="any", placeholder="no limit"),
     )
     grammar_stall_s = forms.FloatField(
         label="Stall by a new grammar, s",
         required=False,
         help_text="Seconds a grammar may stall a backend that has not compiled it; more is refused with the figures. "
         "0 to 60; 0: no grammars, empty: 2.",
-        widget=forms.NumberInput(attrs={"step": "any", "min": "0", "max": "60", "placeholder": "2"}),
+        widget=number_input(0, 60, step="any", placeholder="2"),
     )
 
 
