@@ -86,6 +86,7 @@ urlpatterns: list[URLPattern] = [
     path("statements/", statements.index, name="statements"),
     path("statements/<str:statement_id>/", statements.detail, name="statement"),
     path("statements/<str:statement_id>/csv/", statements.export, name="statement_csv"),
+    path("usage/shares/fragment/", usage.shares_fragment, name="usage_shares_fragment"),
     path("usage/shares/", usage.shares_page, name="usage_shares"),
     path("usage/quarantine/", usage.quarantine, name="usage_quarantine"),
     path("predictor/", predictor.index, name="predictor"),

@@ -454,39 +454,37 @@ def stream_rows(question: Question) -> Iterator[Row]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """Output tokens of one tenant by step, or of all others together (``n_others`` of them, else 0)."""
+    """Output tokens by step of one pool, model or tier, or of all others together (``n_others`` of them, else 0)."""
 
     name: str
     values: Sequence[int]
     n_others: int = 0
 
 
-def largest_tenants(question: Question, n_shown: int) -> list[Series]:
-    """Output tokens by step of the ``n_shown`` tenants with most of them, and of the others together. One statement."""
-    sql = f"""{parts_sql(("at", "tenant", "output_tokens"), tuple(question.filters))}, sums AS (
-        SELECT width_bucket(at, %(starts)s::timestamptz[]) AS step, tenant, sum(output_tokens) AS n
-        FROM parts GROUP BY step, tenant
-    ), ranked AS (
-        SELECT tenant, least(row_number() OVER (ORDER BY sum(n) DESC, tenant), %(shown)s + 1) AS place
-        FROM sums GROUP BY tenant
-    ), places AS (
-        SELECT place, min(tenant) AS tenant, count(*) AS n_tenants FROM ranked GROUP BY place
-    )
-    SELECT place, n_tenants, coalesce(tenants_tenant.name, places.tenant), step, sum(n)
-    FROM sums JOIN ranked USING (tenant) JOIN places USING (place)
-    LEFT JOIN tenants_tenant ON tenants_tenant.id = places.tenant
-    GROUP BY place, n_tenants, coalesce(tenants_tenant.name, places.tenant), step ORDER BY place, step
+def output_by(question: Question, dimension: str, n_shown: int) -> list[Series]:
+    """Output tokens by step of the ``n_shown`` pools, models or tiers with most of them, and of the others together.
+
+    Cost: one statement; of sums over all tenants, unless the question names a tenant or key.
     """
+    source = _source(*question.filters)
+    named = _NAMED.get(dimension, "")
+    sql = f"""{source.parts(("at", dimension, "output_tokens"), tuple(question.filters))}, sums AS (
+        SELECT width_bucket(at, %(starts)s::timestamptz[]) AS step, {dimension}, sum(output_tokens) AS n
+        FROM parts GROUP BY step, {dimension}
+    )
+    SELECT {f"coalesce({_NAME[dimension]}, sums.{dimension})" if named else f"sums.{dimension}"}, step, n
+    FROM sums {named}"""
     n_steps = len(question.starts) - 1
-    found: dict[int, tuple[int, str, list[int]]] = {}
+    found: dict[str, list[int]] = {}
     with connection.cursor() as database:
-        database.execute(sql, _parameters(question, 0, n_steps) | {"shown": n_shown})
-        for place, n_tenants, name, step, n in database.fetchall():
-            found.setdefault(place, (n_tenants, name, [0] * n_steps))[2][step - 1] = int(n)
-    return [
-        Series(name=name, values=values, n_others=n_tenants if place > n_shown else 0)
-        for place, (n_tenants, name, values) in found.items()
-    ]
+        database.execute(sql, _parameters(question, 0, n_steps))
+        for name, step, n in database.fetchall():
+            found.setdefault(name, [0] * n_steps)[step - 1] += int(n)
+    ranked = sorted(found.items(), key=lambda item: (-sum(item[1]), item[0]))
+    series = [Series(name=name, values=values) for name, values in ranked[:n_shown]]
+    if others := [values for _, values in ranked[n_shown:]]:
+        series.append(Series(name="", values=[sum(step) for step in zip(*others, strict=True)], n_others=len(others)))
+    return series
 
 
 @contextmanager

@@ -77,6 +77,14 @@ class Share:
     delivered: float
     entitled: float
 
+    @property
+    def delivered_percent(self) -> float:
+        return 100 * self.delivered
+
+    @property
+    def entitled_percent(self) -> float:
+        return 100 * self.entitled
+
 
 def shares(question: Question) -> list[Share]:
     """Shares over the whole span, by pool and falling service; ``MAX_ROWS`` at most.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from datetime import date
+from datetime import date, timedelta
 from typing import Any
 
 from django import forms
@@ -12,11 +12,15 @@ from django.shortcuts import render
 from django.utils.http import urlencode
 from django.views.decorators.http import require_safe
 
+from controlplane.common.actor import Actor
 from controlplane.common.clock import utc_now
 from controlplane.common.errors import Invalid
 from controlplane.common.zones import find_zone
 from controlplane.console import charts
 from controlplane.console.frame import actor_of, of_tenants, signed_in
+from controlplane.console.pickers import TenantField
+from controlplane.fleet.queries import pool_names
+from controlplane.tenants.queries import find_tenant
 from controlplane.usage import queries
 from controlplane.usage.prices import decimal_text
 from controlplane.usage.reconciliation import reconciliations
@@ -26,7 +30,7 @@ from controlplane.usage.report import (
     Report,
     Row,
     first_day,
-    largest_tenants,
+    output_by,
     usage_question,
     usage_report,
 )
@@ -38,7 +42,9 @@ DEFAULT_DAYS = 7
 DEFAULT_GROUP = ("day", "tenant")
 SHOWN_ROWS = 200
 """Rows on a page; the sums and the exports hold all of them."""
-SHOWN_SHARES = 20
+SHOWN_SHARES = 12
+SHARE_DAYS = 2
+"""Days of shares unless others are asked for: each quarter of an hour is looked at for itself."""
 LABELS = {"tenant": "Tenant", "key": "Key", "pool": "Pool", "model": "Model", "tier": "Tier"}
 
 
@@ -52,33 +58,57 @@ class ReportForm(forms.Form):
         choices=[(name, name) for name in (*STEPS, *DIMENSIONS)],
         widget=forms.CheckboxSelectMultiple,
     )
-    tenant = forms.CharField(label="Only tenant", required=False)
-    key = forms.CharField(label="Only key", required=False)
-    pool = forms.CharField(label="Only pool", required=False)
-    model = forms.CharField(label="Only model", required=False)
-    tier = forms.CharField(label="Only tier", required=False)
+    tenant = TenantField(required=False, help_text="")
+    key = forms.CharField(required=False)
+    pool = forms.CharField(required=False)
+    model = forms.CharField(required=False)
+    tier = forms.CharField(required=False)
+
+    def __init__(self, data: dict[str, Any], *, actor: Actor) -> None:
+        super().__init__(data)
+        names = pool_names(actor=actor).items()
+        self.fields["pool"].widget = forms.Select(choices=[("", "all pools"), *names])
+        if actor.tenant is not None:
+            self.fields["tenant"].widget = forms.HiddenInput()
+
+    def span_fields(self) -> list[forms.BoundField]:
+        return [self[name] for name in ("from_day", "to_day", "tz")]
+
+    def filter_fields(self) -> list[forms.BoundField]:
+        """What narrows the report."""
+        return [self[name] for name in DIMENSIONS if name in self.fields and not self[name].is_hidden]
+
+    @property
+    def is_narrowed(self) -> bool:
+        return any(field.value() or field.errors for field in self.filter_fields())
 
 
-def _asked(request: HttpRequest) -> tuple[ReportForm, Question | None]:
+def _asked(request: HttpRequest, n_days: int = DEFAULT_DAYS) -> tuple[ReportForm, Question | None]:
     """The form with what was asked for, what was left out filled in, and the question; None if it was refused."""
     given = request.GET
     timezone = given.get("tz") or "UTC"
+    actor = actor_of(request)
     today = utc_now().astimezone(find_zone(timezone)).date()
+    tenant = given.get("tenant", "")
+    if tenant and not tenant.startswith("ten_") and (found := find_tenant(tenant, actor=actor)):
+        tenant = found.id
     to_day = given.get("to_day") or today
     form = ReportForm(
         {
-            "from_day": given.get("from_day") or first_day(_as_day(to_day) or today, n_days=DEFAULT_DAYS),
+            "from_day": given.get("from_day") or first_day(_as_day(to_day) or today, n_days=n_days),
             "to_day": to_day,
             "tz": timezone,
             "group_by": given.getlist("group_by") or list(DEFAULT_GROUP),
             **{name: given.get(name, "") for name in DIMENSIONS},
-        }
+            "tenant": tenant,
+        },
+        actor=actor,
     )
     if form.is_valid():
         values = form.cleaned_data
         try:
             return form, usage_question(
-                actor=actor_of(request),
+                actor=actor,
                 from_day=values["from_day"],
                 to_day=values["to_day"],
                 timezone=values["tz"],
@@ -99,12 +129,15 @@ def _as_day(value: date | str) -> date | None:
 
 
 def _chart(question: Question) -> str:
-    series = largest_tenants(question, charts.N_COLOURS - 1)
-    if not series or not question.step:
+    if not question.step:
+        return ""
+    dimension = next((name for name in question.by if name in ("pool", "model", "tier")), "pool")
+    series = output_by(question, dimension, charts.N_COLOURS - 1)
+    if not series:
         return ""
     pattern = "%d %b" if question.step == "day" else "%d %b %H:%M"
     return charts.stacked_bars(
-        title=f"Output tokens by {question.step} and tenant",
+        title=f"Output tokens by {question.step} and {dimension}",
         days=[at.astimezone(question.zone).strftime(pattern) for at in question.starts[:-1]],
         series=[(f"{s.n_others} others" if s.n_others else s.name, s.values) for s in series],
     )
@@ -141,7 +174,7 @@ def _cost(row: Row) -> str:
 @of_tenants
 def report(request: HttpRequest) -> HttpResponseBase:
     form, question = _asked(request)
-    context: dict[str, Any] = {"form": form}
+    context: dict[str, Any] = {"form": form, "spans": [] if question is None else _spans(question)}
     actor = actor_of(request)
     if actor.tenant is None:
         context |= {"n_quarantined": queries.n_quarantined(), "reconciled": reconciliations(actor=actor).first()}
@@ -167,14 +200,57 @@ def _shown(question: Question, found: Report) -> dict[str, Any]:
         "query": _query(question),
         "next_query": _query(question, cursor=found.next_cursor) if found.next_cursor else "",
         "timezone": question.zone.key,
+        "share_query": _share_query(question),
     }
+
+
+def _share_query(question: Question) -> str:
+    """The parameters of the shares of the last of these days."""
+    first = max(question.from_day, first_day(question.to_day, n_days=SHARE_DAYS))
+    asked = {"from_day": str(first), "to_day": str(question.to_day), "tz": question.zone.key}
+    return urlencode(asked | {name: question.filters[name] for name in ("tenant", "pool") if name in question.filters})
+
+
+def _spans(question: Question) -> list[dict[str, Any]]:
+    """Spans that are often asked for, as links that keep the rest of the question."""
+    today = utc_now().astimezone(question.zone).date()
+    month = today.replace(day=1)
+    spans = (
+        ("Today", today, today),
+        ("7 days", first_day(today, n_days=7), today),
+        ("30 days", first_day(today, n_days=30), today),
+        ("This month", month, today),
+        ("Last month", (month - timedelta(days=1)).replace(day=1), month - timedelta(days=1)),
+    )
+    return [
+        {
+            "label": label,
+            "query": _query(question, from_day=str(first), to_day=str(last)),
+            "is_shown": (first, last) == (question.from_day, question.to_day),
+        }
+        for label, first, last in spans
+    ]
 
 
 @require_safe
 @of_tenants
 def shares_page(request: HttpRequest) -> HttpResponseBase:
     """Entitled against delivered share, of each pool the tenants with most service."""
-    form, question = _asked(request)
+    form, pools = _shares(request)
+    return render(request, "console/shares.html", {"form": form, "pools": pools})
+
+
+@require_safe
+@of_tenants
+def shares_fragment(request: HttpRequest) -> HttpResponseBase:
+    """The pictures alone, which the report's page fetches."""
+    form, pools = _shares(request)
+    return render(request, "console/fragments/shares.html", {"form": form, "pools": pools})
+
+
+def _shares(request: HttpRequest) -> tuple[ReportForm, list[dict[str, Any]]]:
+    """Of each pool its shares, largest first, with a picture."""
+    form, question = _asked(request, n_days=SHARE_DAYS)
     pools: dict[str, list[Share]] = defaultdict(list)
     if question is not None:
         try:
@@ -184,24 +260,20 @@ def shares_page(request: HttpRequest) -> HttpResponseBase:
             form.add_error(None, problem.message)
     for name in ("group_by", "key", "model", "tier"):
         del form.fields[name]
-    context = {
-        "form": form,
-        "pools": [
-            {
-                "name": name,
-                "rows": rows,
-                "chart": charts.share_bars(
-                    title=f"Shares of {name}",
-                    shares=[
-                        charts.Share(label=s.tenant_name, delivered=s.delivered, entitled=s.entitled)
-                        for s in rows[:SHOWN_SHARES]
-                    ],
-                ),
-            }
-            for name, rows in pools.items()
-        ],
-    }
-    return render(request, "console/shares.html", context)
+    return form, [
+        {
+            "name": name,
+            "rows": rows,
+            "chart": charts.share_bars(
+                title=f"Shares of {name}",
+                shares=[
+                    charts.Share(label=s.tenant_name, delivered=s.delivered, entitled=s.entitled)
+                    for s in rows[:SHOWN_SHARES]
+                ],
+            ),
+        }
+        for name, rows in pools.items()
+    ]
 
 
 @require_safe

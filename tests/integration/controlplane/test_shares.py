@@ -145,7 +145,7 @@ def test_shares_are_told_by_rest_and_page(api: ApiClient, system: Actor) -> None
     assert api.send("GET", "/usage/shares?from=2026-01-01&to=2026-11-19").status_code == 422
     page = signed_in("viewer").get(f"{reverse('console:usage_shares')}?from_day=2026-11-19&to_day=2026-11-19")
     assert "Own" in page.content.decode()
-    assert "0.5000" in page.content.decode()
+    assert "50.00%" in page.content.decode()
 
 
 class TestOwnKey:
