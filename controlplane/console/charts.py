@@ -120,24 +120,25 @@ def timeline(*, title: str, moments: Sequence[Mapping[str, Any]], names: Mapping
 
 
 def share_bars(*, title: str, shares: Sequence[Share]) -> str:
-    """Delivered share as a bar, entitled share as a mark on it."""
+    """Delivered share as a bar, entitled share as a mark on it; the largest of them takes the whole width."""
     row, left, width = 26, 170, 640
-    span = width - left - 90
+    span = width - left - 110
+    longest = max((max(share.delivered, share.entitled) for share in shares), default=0.0) or 1.0
     rows = [
         {
             "label": share.label[:24],
             "text_y": i * row + 16,
             "bar_y": i * row + 4,
             "mark_y": i * row + 1,
-            "delivered": f"{span * min(1.0, max(0.0, share.delivered)):.1f}",
-            "entitled": f"{left + span * min(1.0, max(0.0, share.entitled)):.1f}",
+            "delivered": f"{span * max(0.0, share.delivered) / longest:.1f}",
+            "entitled": f"{left + span * max(0.0, share.entitled) / longest:.1f}",
             "colour": colour(i),
-            "text": f"{share.delivered:.0%} of {share.entitled:.0%}",
+            "text": f"{share.delivered:.1%} of {share.entitled:.1%}",
         }
         for i, share in enumerate(shares)
     ]
     context = {"title": title, "width": width, "height": max(1, len(shares)) * row + 4, "left": left, "span": span,
-               "text_x": width - 82, "rows": rows}  # fmt: skip
+               "text_x": width - 100, "rows": rows}  # fmt: skip
     return render_to_string("console/charts/share_bars.html", context)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from datetime import date, timedelta
+from decimal import Decimal
 from typing import Any
 
 from django import forms
@@ -22,7 +23,7 @@ from controlplane.console.pickers import TenantField
 from controlplane.fleet.queries import pool_names
 from controlplane.tenants.queries import find_tenant
 from controlplane.usage import queries
-from controlplane.usage.prices import decimal_text
+from controlplane.usage.prices import PICO, decimal_text
 from controlplane.usage.reconciliation import reconciliations
 from controlplane.usage.report import (
     STEPS,
@@ -194,7 +195,10 @@ def _shown(question: Question, found: Report) -> dict[str, Any]:
         "report": found,
         "heads": heads + [LABELS[name] for name in question.by],
         "rows": [{"row": row, "cells": _cells(question, row), "cost": _cost(row)} for row in found.rows],
-        "costs": [{"currency": c, "text": decimal_text(pico)} for c, pico in sorted(found.costs.items())],
+        "costs": [
+            {"currency": c, "exact": decimal_text(pico), "text": f"{round(Decimal(pico) / PICO, 2):,}"}
+            for c, pico in sorted(found.costs.items())
+        ],
         "chart": _chart(question),
         "filters": dict(question.filters),
         "query": _query(question),
