@@ -52,7 +52,8 @@ _SHARES_SQL = """, served AS MATERIALIZED (
         FROM weighed JOIN quarters USING (at, pool) LEFT JOIN grouped USING (at, pool, grp)
     ), sums AS (
         SELECT pool, tenant, sum(service) AS service, sum(entitled) AS entitled,
-               sum(sum(service)) OVER (PARTITION BY pool) AS whole
+               sum(sum(service)) OVER (PARTITION BY pool) AS whole,
+               row_number() OVER (PARTITION BY pool ORDER BY sum(service) DESC, tenant) AS place
         FROM entitled GROUP BY pool, tenant
     )
     SELECT sums.pool, coalesce(fleet_pool.name, sums.pool), sums.tenant, coalesce(tenants_tenant.name, sums.tenant),
@@ -61,7 +62,7 @@ _SHARES_SQL = """, served AS MATERIALIZED (
     FROM sums LEFT JOIN fleet_pool ON fleet_pool.id = sums.pool
     LEFT JOIN tenants_tenant ON tenants_tenant.id = sums.tenant
     WHERE %(only)s = '' OR sums.tenant = %(only)s
-    ORDER BY sums.pool, service DESC, sums.tenant LIMIT %(limit)s
+    ORDER BY place, sums.pool LIMIT %(limit)s
 """
 
 
@@ -87,7 +88,7 @@ class Share:
 
 
 def shares(question: Question) -> list[Share]:
-    """Shares over the whole span, by pool and falling service; ``MAX_ROWS`` at most.
+    """Shares over the whole span, by pool and falling service; the first ``MAX_ROWS`` of all pools at most.
 
     All tenants compete in the computation, whoever may see which of them.
 
@@ -109,15 +110,19 @@ def shares(question: Question) -> list[Share]:
                 **{f"is_{name}": value for name, value in pools.items()},
             },
         )
-        return [
-            Share(
-                pool=pool,
-                pool_name=pool_name,
-                tenant=tenant,
-                tenant_name=tenant_name,
-                service=round(service),
-                delivered=delivered,
-                entitled=entitled,
-            )
-            for pool, pool_name, tenant, tenant_name, service, delivered, entitled in cursor.fetchall()
-        ]
+        # The largest of every pool are told, whatever there is of others.
+        return sorted(
+            (
+                Share(
+                    pool=pool,
+                    pool_name=pool_name,
+                    tenant=tenant,
+                    tenant_name=tenant_name,
+                    service=round(service),
+                    delivered=delivered,
+                    entitled=entitled,
+                )
+                for pool, pool_name, tenant, tenant_name, service, delivered, entitled in cursor.fetchall()
+            ),
+            key=lambda share: share.pool,
+        )

@@ -19,6 +19,7 @@ from controlplane.tenants.actions import update_group, update_tenant
 from controlplane.tenants.models import Tenant
 from controlplane.usage import ingest as ingestion
 from controlplane.usage import key_api
+from controlplane.usage import shares as sharing
 from controlplane.usage.models import WeightChange
 from controlplane.usage.report import usage_question
 from controlplane.usage.rollup import roll_up_finished
@@ -132,6 +133,16 @@ def test_shares_are_those_worked_out_by_hand_with_groups(system: Actor) -> None:
     for tenant in service:
         assert found["p1", tenant] == pytest.approx((service[tenant] / whole, entitled[tenant] / whole))
     assert sum(e for _, e in found.values()) == pytest.approx(1.0)
+
+
+def test_the_largest_of_every_pool_are_told(system: Actor, monkeypatch: pytest.MonkeyPatch) -> None:
+    tenants = [make_tenant(system) for _ in range(4)]
+    for number, tenant in enumerate(tenants):
+        for pool in ("p1", "p2"):
+            served(tenant.id, 0, 100 * (number + 1), pool=pool)
+    monkeypatch.setattr(sharing, "MAX_ROWS", 4)
+    found = [(s.pool, s.tenant) for s in shares(usage_question(actor=system, from_day=DAY, to_day=DAY))]
+    assert found == [(pool, tenants[number].id) for pool in ("p1", "p2") for number in (3, 2)]
 
 
 def test_shares_are_told_by_rest_and_page(api: ApiClient, system: Actor) -> None:
