@@ -23,7 +23,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from router_ext.ops.usagebench.installation import Installation, serving_bytes
+from router_ext.ops.measures import resident_bytes
+from router_ext.ops.usagebench.installation import Installation, serving_process
 from router_ext.ops.usagebench.serving import measure_apply, measure_exports
 from router_ext.ops.usagebench.table import lines
 
@@ -110,7 +111,8 @@ def _serve(
     with installation.serving() as console:
         if "exports" in parts:
             _say("exports")
-            exports = asyncio.run(measure_exports(installation.url, token, lambda: serving_bytes(console)))
+            process = serving_process(console)
+            exports = asyncio.run(measure_exports(installation.url, token, lambda: resident_bytes(process)))
             result["export_peak_mib"] = max(export.peak_mib for export in exports)
             details["exports"] = [asdict(export) for export in exports]
         if "config" in parts:

@@ -138,10 +138,10 @@ class Installation:
             yield names
 
 
-def serving_bytes(service: Service) -> int:
-    """Resident memory of the process that answers: of gunicorn's processes the largest."""
+def serving_process(service: Service) -> int:
+    """The process that answers: of gunicorn's the one with most memory."""
     assert service.pid is not None
-    return max(resident_bytes(pid) for pid in descendants(service.pid))
+    return max(descendants(service.pid), key=resident_bytes)
 
 
 @contextlib.contextmanager
