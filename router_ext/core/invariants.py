@@ -5,7 +5,7 @@ Each law is one function of the state that returns the sentences of what is wron
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -109,9 +109,13 @@ def _queues(
     orders = [request.order for request in room.in_line.values()]
     if orders != sorted(orders):
         yield "requests in line have lost their order"
+    outside = (*room.parked.values(), *room.held.values())
+    open_requests: defaultdict[int, Counter[int]] = defaultdict(Counter)
+    """Queue -> lane -> requests of it that have not ended."""
+    for request in requests.values():
+        open_requests[id(request.queue)][id(request.lane)] += 1
     for tenant_id, tenant in tenants.items():
         held = [request for queue in tenant.by_rank for request in queue.requests()]
-        outside = (*room.parked.values(), *room.held.values())
         parked = sum(1 for request in outside if request.member is tenant)
         if (len(held) + parked, parked) != (tenant.num_queued, tenant.num_parked):
             yield (
@@ -129,10 +133,10 @@ def _queues(
                 yield f"{tenant_id}: head of {queue.name} is not its first request"
             if queue.queued_tokens != sum(request.weight_tokens for request in queue.requests()):
                 yield f"{tenant_id}: queued tokens of {queue.name} do not add up"
-            yield from _lanes(tenant_id, queue, requests)
+            yield from _lanes(tenant_id, queue, open_requests[id(queue)])
 
 
-def _lanes(tenant_id: TenantId, queue: TierQueue, requests: Mapping[RequestId, Request]) -> Iterator[str]:
+def _lanes(tenant_id: TenantId, queue: TierQueue, here: Counter[int]) -> Iterator[str]:
     """Lanes that hold requests are waiting, the one in front has the smallest counter, open requests are counted."""
     where = f"{tenant_id}, {queue.name}"
     waiting = queue.keys.waiting()
@@ -147,7 +151,6 @@ def _lanes(tenant_id: TenantId, queue: TierQueue, requests: Mapping[RequestId, R
         yield f"{where}: the lane in front has not received the least"
     if len(queue) != sum(len(lane.line) for lane in waiting):
         yield f"{where}: counts {len(queue)} in line, lanes hold {sum(len(lane.line) for lane in waiting)}"
-    here = Counter(id(request.lane) for request in requests.values() if request.queue is queue)
     if any(lane.num_open != here.pop(id(lane), 0) for lane in lanes) or here:
         yield f"{where}: open requests of a lane are miscounted"
 
@@ -158,12 +161,12 @@ def _parking(room: WaitingRoom, backends: Mapping[BackendId, Backend]) -> Iterat
     if not usable:
         return
     for request in (*room.in_line.values(), *room.parked.values()):
-        slices = (request.slice_busy, request.slice_idle)
-        fits = [any(backend.can_hold(request, tokens) for backend in usable) for tokens in slices]
-        if request.parked_s is None and not all(fits):
-            yield f"{request.request_id} is in line, no usable backend could ever hold its next slice of {slices}"
-        elif request.parked_s is not None and all(fits):
-            yield f"{request.request_id} is parked, a usable backend could hold its next slice of {slices}"
+        tokens = max(request.slice_busy, request.slice_idle)  # what holds the larger slice holds the smaller
+        fits = any(backend.can_hold(request, tokens) for backend in usable)
+        if request.parked_s is None and not fits:
+            yield f"{request.request_id} is in line, no usable backend could ever hold its next slice of {tokens}"
+        elif request.parked_s is not None and fits:
+            yield f"{request.request_id} is parked, a usable backend could hold its next slice of {tokens}"
 
 
 def _running(
