@@ -51,6 +51,10 @@ def run(args: argparse.Namespace) -> int:
         if not document.problems:
             url, token = connection_of(args)
             asyncio.run(_apply(Rest(url, token), document, done, secrets, is_dry=args.dry_run, adopts=args.adopt))
+    except SettingsError as error:
+        if not args.json:
+            raise
+        document.add((), str(error))
     finally:
         secrets.close()
     if args.json:

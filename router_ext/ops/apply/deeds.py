@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -29,7 +28,7 @@ async def everything(rest: Rest, wanted: Sequence[str]) -> dict[str, list[dict[s
 
 
 def operations(step: Step) -> list[Operation]:
-    """What is sent for a step: everything with the version that was read, what is created under a key of its own."""
+    """What is sent for a step, with the version that was read. A create sent twice is refused: its name is taken."""
     kind, row = step.kind, step.found
     match step.deed:
         case Deed.KEEP:
@@ -58,7 +57,7 @@ def operations(step: Step) -> list[Operation]:
 def _creation(kind: Kind, fields: Mapping[str, Any]) -> Operation:
     left_out = AFTER_INVITATION if kind is MEMBERS else ()
     body = {name: value for name, value in fields.items() if name not in left_out}
-    return {"method": "POST", "path": f"/{kind.path}", "body": body, "idempotency_key": uuid.uuid4().hex}
+    return {"method": "POST", "path": f"/{kind.path}", "body": body}
 
 
 def _path(kind: Kind, row: Mapping[str, Any]) -> str:

@@ -260,6 +260,7 @@ def test_a_file_is_applied_changed_and_taken_back(run: Run, tmp_path: Path, monk
     assert "401" in run("export")[2]
     monkeypatch.setenv("FAIRLANE_URL", "http://127.0.0.1:1")
     assert "does not answer" in run("export")[2]
+    assert "does not answer" in run(*words)[1]["errors"][0]["message"]
     assert "cannot read" in run("apply", "-f", str(tmp_path / "none.yaml"))[2]
 
 
