@@ -100,3 +100,37 @@ def test_files_hold_nothing_that_a_spreadsheet_runs(console: Console, route: str
     assert [each for each in cells if FORMULA.match(each) and not NUMBER.match(each)] == []
     shown = {each.removeprefix("'") for each in cells}
     assert {each for each in shown if MARK in each and not each.startswith(("{", "["))} <= set(NAMED.given)
+
+
+FAULTY = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Faulty · Fairlane</title>
+<style>:root { color-scheme: light dark }</style></head><body><main><h1>Faulty</h1>BODY</main></body></html>"""
+
+
+@pytest.mark.parametrize(
+    ("body", "fault"),
+    [
+        ("<p>Nothing is wrong.</p>", ""),
+        ("<h1>Again</h1>", "2 h1"),
+        ("<p id=a>a</p><p id=a>b</p>", "id a stands there twice"),
+        ("<table><tr><th>a</th></tr><tr><td>b</td><td>c</td></tr></table>", "rows of 1,2 cells"),
+        ("<input name=a>", "label: input"),
+        ("<p style='color:#999'>Hard to read</p>", "color-contrast: p"),
+        ("<p style='background:#fff;color:light-dark(#000,#ccc)'>Hard to read</p>", "dark: color-contrast: p"),
+        ("<button style='outline:none'>Go</button>", "its focus is not seen: <button"),
+        ("<button tabindex=3>Go</button>", "out of order: <button"),
+        ("<p onclick='go()'>Go</p>", "for the mouse only: <p"),
+        ("<p style='width:600px'>Wide</p>", "narrow: 6"),
+        ("<svg class=chart width=50 aria-label=Plot><text x=45>too long</text></svg>", "cut in Plot: too long"),
+        ("<script>go()</script>", "script: go is not defined"),
+        ("<img src=/nowhere.png alt=''>", "404: http"),
+        (f"<p>{MARK} alone</p>", "1 of 1 names are not as they are"),
+        ("<img src=x alt=''>", "1 elements of a name"),
+    ],
+)
+def test_a_fault_of_a_page_is_found(console: Console, body: str, fault: str) -> None:
+    looking = console.look("nobody")
+    page = FAULTY.replace("BODY", body)
+    looking.page.route("**/faulty/", lambda route: route.fulfill(body=page, content_type="text/html"), times=1)
+    looking.visit("/faulty/")
+    found = looking.shown_as_text(NAMED.given) + looking.faults()
+    assert any(each.startswith(fault) for each in found) if fault else found == [], found
