@@ -41,6 +41,8 @@ PAGES = (
 OF_TENANT = ("live", "requests", "usage", "members", "tokens")
 """Pages that people of a tenant have, beside that of the tenant itself."""
 
+OWN_ACCOUNT = ("second_factor", "password", "sign_in", "sign_in_code", "invitation")
+
 
 def navigation(request: HttpRequest) -> dict[str, object]:
     """Context processor: the main navigation with the current page marked, and what sets off the alarm."""
@@ -71,9 +73,18 @@ def navigation(request: HttpRequest) -> dict[str, object]:
             for name, label, url in pages
         ],
         "is_of_tenant": tenant is not None,
+        "is_readonly": _is_readonly(request),
         # Counted when a template asks: pages of strangers must not.
         "open_hazards": n_open,
     }
+
+
+def _is_readonly(request: HttpRequest) -> bool:
+    """Whether the person may change nothing here, so that pages offer nothing to change; not so of the own account."""
+    match = request.resolver_match
+    if not isinstance(request.user, User) or (match and match.url_name in OWN_ACCOUNT):
+        return False
+    return not request.user.actor.holds(Scope.WRITE if request.user.tenant_id is None else Scope.TENANT_WRITE)
 
 
 def signed_in_with(*, reads: Scope | None, writes: Scope | None) -> Callable[[View[P]], View[P]]:

@@ -102,7 +102,34 @@ def test_files_hold_nothing_that_a_spreadsheet_runs(console: Console, route: str
     assert {each for each in shown if MARK in each and not each.startswith(("{", "["))} <= set(NAMED.given)
 
 
-FAULTY = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Faulty · Fairlane</title>
+OFFERED = """async (address) => {
+    const text = await (await fetch(address)).text();
+    const page = new DOMParser().parseFromString(text, "text/html");
+    const path = (there) => new URL(there || address, location).pathname;
+    return [...[...page.forms].filter((form) => form.method === "post" && form.querySelector("button"))
+        .map((form) => path(form.getAttribute("action"))),
+      ...[...page.querySelectorAll("main a[href]")].map((each) => path(each.getAttribute("href")))
+        .filter((there) => there.endsWith("/new/"))];
+}"""
+"""Addresses to which the page at ``address`` has a form that can be sent, or a link to one."""
+
+
+@pytest.mark.parametrize("column", ["operator", "viewer", "tenant_admin", "tenant_member"])
+def test_nobody_is_offered_what_their_role_may_not_do(console: Console, column: str) -> None:
+    looking = look_at(console, "/tokens/", column)
+    posts = answers_by_role("POST")
+    refused = {
+        f"{console.fetched(each)} on {route}"
+        for route in OWN
+        if ANSWERS[route][column] == "ok"
+        for each in looking.page.evaluate(OFFERED, console.path(route))
+        if posts[console.fetched(each)][column] != "ok"
+    }
+    assert refused == set()
+
+
+FAULTY = """<!doctype html><html lang="en"><head><meta charset="utf-8"><link rel=icon href="data:,">
+<title>Faulty · Fairlane</title>
 <style>:root { color-scheme: light dark }</style></head><body><main><h1>Faulty</h1>BODY</main></body></html>"""
 
 

@@ -29,14 +29,13 @@ NOT_OURS = {"/api/v1/docs"}
 MARK = "{{7*7}}"
 
 
-def answers_by_role() -> dict[str, dict[str, str]]:
+def answers_by_role(asked: str = "GET") -> dict[str, dict[str, str]]:
     """What each route of the console's pages answers each column of ``routes_by_role.txt``."""
-    lines = ROUTES_BY_ROLE.read_text().splitlines()
-    rows = [line.split() for line in lines if not line.startswith("#")]
+    rows = [line.split() for line in ROUTES_BY_ROLE.read_text().splitlines() if not line.startswith("#")]
     return {
         route: dict(zip(COLUMNS, words, strict=True))
         for method, route, *words in rows
-        if method == "GET" and re.match(r"/(?!api/|router/|oidc/|v1/|livez|readyz)|/api/v1/docs", route)
+        if method == asked and re.match(r"/(?!api/|router/|oidc/|v1/|livez|readyz)|/api/v1/docs", route)
     }
 
 
