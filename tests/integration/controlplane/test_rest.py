@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import openapi_spec_validator
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 from django.test import Client
 
 from controlplane.accounts.actions import issue_token, revoke_token
@@ -199,22 +199,20 @@ def test_a_mutation_leaves_one_audit_entry_and_publishes_what_routers_must_know(
     assert Revision.objects.count() == revisions + action.startswith(CONFIGURATION)
 
 
-@pytest.mark.parametrize(("method", "route"), list(MUTATIONS))
-def test_a_mutation_needs_the_write_scope_of_an_operator(
-    operator: User, viewer: User, world: World, method: str, route: str
-) -> None:
-    make_body, _ = MUTATIONS[method, route]
-    path = path_of(method, route, world)
-    before = AuditEntry.objects.count()
+def test_a_mutation_needs_the_write_scope_of_an_operator(operator: User, viewer: User, world: World) -> None:
     callers = {"nobody": (ApiClient(None), 401), "reading token": (api_client(operator, "admin.read"), 403)}
     # Role outranks scope: a viewer's token of whatever scopes reads only.
     callers["viewer"] = (api_client(viewer, "admin.read", "admin.write"), 403)
-    before = AuditEntry.objects.count()
-    for name, (client, status) in callers.items():
-        answer = client.send(method, path, make_body(world))
-        assert answer.status_code == status, name
-        assert answer.headers["content-type"] == "application/problem+json", name
-    assert AuditEntry.objects.count() == before
+    for (method, route), (make_body, _) in MUTATIONS.items():
+        with transaction.atomic():
+            path = path_of(method, route, world)
+            before = AuditEntry.objects.count()
+            for name, (client, status) in callers.items():
+                answer = client.send(method, path, make_body(world))
+                assert answer.status_code == status, (name, method, route)
+                assert answer.headers["content-type"] == "application/problem+json", (name, method, route)
+            assert AuditEntry.objects.count() == before, (method, route)
+            transaction.set_rollback(True)  # what was done to make it possible
 
 
 READABLE = (
@@ -225,20 +223,21 @@ READABLE = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("path", [*READABLE, "/tenants/{tenants}/quota", "/keys/{keys}/quota"])
-def test_reading_needs_the_read_scope(world: World, viewer: User, operator: User, path: str) -> None:
-    path = path.format(**world.ids)
-    assert ApiClient(None).send("GET", path).status_code == 401
-    assert api_client(viewer, "admin.read").send("GET", path).status_code == 200
-    assert api_client(operator, "admin.write").send("GET", path).status_code == 200
+def test_reading_needs_the_read_scope(world: World, viewer: User, operator: User) -> None:
+    reader, writer = api_client(viewer, "admin.read"), api_client(operator, "admin.write")
+    for path in [*READABLE, "/tenants/{tenants}/quota", "/keys/{keys}/quota"]:
+        path = path.format(**world.ids)
+        assert ApiClient(None).send("GET", path).status_code == 401, path
+        assert reader.send("GET", path).status_code == 200, path
+        assert writer.send("GET", path).status_code == 200, path
 
 
-@pytest.mark.parametrize("path", READABLE)
-def test_a_list_shows_no_secret_and_no_digest_of_one(world: World, api: ApiClient, path: str) -> None:
-    text = api.send("GET", path).content.decode()
-    for model, field in ((ApiKey, "digest"), (OperatorToken, "digest")):
-        for digest in model.objects.values_list(field, flat=True):
-            assert digest not in text
+def test_a_list_shows_no_secret_and_no_digest_of_one(world: World, api: ApiClient) -> None:
+    digests = [digest for model in (ApiKey, OperatorToken) for digest in model.objects.values_list("digest", flat=True)]
+    assert digests
+    for path in READABLE:
+        text = api.send("GET", path).content.decode()
+        assert not [digest for digest in digests if digest in text], path
 
 
 def test_a_tenants_key_opens_nothing_here(system: Actor) -> None:
