@@ -113,8 +113,10 @@ def limit_fields(row: Limited) -> dict[str, int]:
 
 def limits_record(values: Sequence[int | None]) -> LimitsRecord:
     """The record of a snapshot from plain columns in the order of ``LIMITS``."""
+    if values.count(None) == len(values):  # nearly all of them; this is the quickest way to see it
+        return UNLIMITED
     stated: dict[str, Any] = {name: v for name, v in zip(LIMITS, values, strict=True) if v is not None}
-    return LimitsRecord(**stated) if stated else UNLIMITED
+    return LimitsRecord(**stated)
 
 
 def set_limits(checks: Checks, row: Limited, changes: Mapping[str, int | None]) -> None:

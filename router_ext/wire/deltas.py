@@ -213,9 +213,21 @@ def _changed(
     before: list[msgspec.Raw], after: list[msgspec.Raw], record: type[_T], key: Callable[[_T], str]
 ) -> tuple[list[_T], list[str]]:
     decoder = msgspec.json.Decoder(record)
-    known = set(map(bytes, before))
-    written = set(map(bytes, after))
-    changed = [decoder.decode(raw) for raw in map(bytes, after) if raw not in known]
+    old, new = _differing(list(map(bytes, before)), list(map(bytes, after)))
+    known, written = set(old), set(new)
+    changed = [decoder.decode(raw) for raw in new if raw not in known]
     is_there = set(map(key, changed))
-    lost = [key(decoder.decode(raw)) for raw in map(bytes, before) if raw not in written]
+    lost = [key(decoder.decode(raw)) for raw in old if raw not in written]
     return changed, [name for name in lost if name not in is_there]
+
+
+def _differing(before: list[bytes], after: list[bytes]) -> tuple[list[bytes], list[bytes]]:
+    """What is between the records that both begin with and those that both end with: as a rule hardly anything.
+
+    Those two meet only where nothing differs: no record is there twice.
+    """
+    shorter = min(len(before), len(after))
+    head = next((n for n, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), shorter)
+    backwards = zip(reversed(before), reversed(after), strict=False)
+    tail = next((n for n, (a, b) in enumerate(backwards) if a != b), shorter)
+    return before[head : len(before) - tail], after[head : len(after) - tail]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from router_ext.errors import SnapshotRefused
 from router_ext.sync import snapshot_file
 from router_ext.sync.snapshot_file import decode_snapshot
+from router_ext.wire import deltas
 from router_ext.wire.controlplane import (
     ConfigSnapshot,
     GroupRecord,
@@ -181,3 +182,28 @@ def test_a_mutant_that_forgets_removals_is_noticed() -> None:
     steps = [msgspec.structs.replace(step, tenants_gone=[], keys_gone=[]) for step in chain([first, second, third])]
     with pytest.raises(SnapshotRefused, match="leads to"):
         follow(first, steps)
+
+
+@pytest.mark.parametrize("cuts_too_much", [False, True])
+def test_only_what_both_begin_and_end_with_is_left_out(monkeypatch: pytest.MonkeyPatch, cuts_too_much: bool) -> None:
+    """Whole, at either end, in the middle, and nothing in common: each way leads to the other list."""
+    if cuts_too_much:
+        differing = deltas._differing
+        monkeypatch.setattr(deltas, "_differing", lambda a, b: tuple(each[1:] for each in differing(a, b)))
+    letters = [bytes([number]) for number in range(6)]
+    lists = [
+        [],
+        letters,
+        letters[:3],
+        letters[3:],
+        letters[:1] + letters[2:],
+        [b"x", *letters],
+        [*letters, b"x"],
+        [b"y"],
+    ]
+
+    def leads(before: list[bytes], after: list[bytes]) -> bool:
+        old, new = deltas._differing(before, after)
+        return sorted([each for each in before if each not in set(old)] + list(new)) == sorted(after)
+
+    assert all(leads(before, after) for before in lists for after in lists) is not cuts_too_much
