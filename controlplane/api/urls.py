@@ -37,6 +37,7 @@ from controlplane.usage.api import (
     UsageExportView,
     UsageReportView,
 )
+from controlplane.usage.events_api import EventsView
 from controlplane.usage.prices_api import AssignmentViewSet, PriceListViewSet, TenantPricesView
 from controlplane.usage.statements_api import ReconciliationViewSet, StatementViewSet
 
@@ -85,6 +86,7 @@ urlpatterns = [
     path("tenants/<str:tenant_id>/price-list", TenantPricesView.as_view(), name="tenant-price-list"),
     path("keys/<str:key_id>/quota", KeyQuotaView.as_view(), name="key-quota"),
     path("usage/export", UsageExportView.as_view(), name="usage-export"),
+    path("usage/events", EventsView.as_view(), name="usage-events"),
     path("usage/shares", SharesView.as_view(), name="usage-shares"),
     path("usage/report", UsageReportView.as_view(), name="usage-report"),
     path("", include(router.urls)),

@@ -71,8 +71,21 @@ class SearchForm(forms.Form):
             raise forms.ValidationError(f"no key {word!r}")
         return found
 
+    def clean_since(self) -> datetime | None:
+        return _moment(self.cleaned_data["since"])
+
+    def clean_until(self) -> datetime | None:
+        return _moment(self.cleaned_data["until"])
+
     def clean_id(self) -> str:
         return without_nul(self.cleaned_data["id"]).strip()
+
+
+def _moment(given: datetime | None) -> datetime | None:
+    """An instant with which one can still reckon."""
+    if given is not None and not 2000 <= given.year <= 9000:
+        raise forms.ValidationError(f"a year from 2000 to 9000, not {given.year}")
+    return given
 
 
 @require_safe

@@ -20,7 +20,7 @@ from controlplane.keys.models import ApiKey
 from controlplane.tenants.actions import delete_tenant, suspend_tenant
 from controlplane.tenants.models import Tenant
 from router_ext.wire.controlplane import LiveRequest, PoolState
-from tests.support.control_plane import book, make_key, make_pool, make_tenant, make_user, tell, usage_event
+from tests.support.control_plane import api_client, book, make_key, make_pool, make_tenant, make_user, tell, usage_event
 
 pytestmark = pytest.mark.django_db
 ADDRESS = "/requests/"
@@ -125,7 +125,7 @@ def test_pages_lead_to_every_request_once(client: Client, books: Books, monkeypa
     "given",
     [
         {"tenant": "nobody"}, {"key": "none"}, {"outcome": "odd"}, {"state": "odd"}, {"since": "soon"}, {"cursor": "x"},
-        {"since": "2026-01-01T00:00", "until": "2026-02-01T00:00"},
+        {"since": "2026-01-01T00:00", "until": "2026-02-01T00:00"}, {"until": "0001-01-01T00:00"},
         {"since": "2026-02-01T00:00", "until": "2026-01-01T00:00"},
     ],
 )  # fmt: skip
@@ -164,3 +164,26 @@ def test_the_page_costs_no_more_queries_than_it_may(client: Client, books: Books
         with CaptureQueriesContext(connection) as queries:
             client.get(ADDRESS, given)
         assert len(queries) <= 12, given
+
+
+def test_rest_finds_the_same(client: Client, books: Books, operator: User) -> None:
+    api, key = api_client(operator), books.keys[books.chat.id]
+
+    def found(query: str) -> list[str]:
+        return [each["event"] for each in api.send("GET", f"/usage/events?{query}").json()["results"]]
+
+    assert found("") == [f"evt_{n}" for n in range(6)]
+    assert found(f"tenant={books.chat.id}") == found(f"key={key.id}") == ["evt_1", "evt_3", "evt_5"]
+    assert found("outcome=failed") == ["evt_1", "evt_2"]
+    assert found(f"from={utc_now() - timedelta(days=4):%Y-%m-%dT%H:%M:%SZ}")[-1] == "evt_6"
+    pages, cursor = [], ""
+    while cursor is not None:
+        page = api.send("GET", f"/usage/events?limit=4&cursor={cursor}").json()
+        pages += [each["event"] for each in page["results"]]
+        cursor = page["next"]
+    assert pages == found("")
+    member = make_user(role=Role.TENANT_MEMBER, tenant=books.chat.id)
+    own = api_client(member, "tenant.read")
+    assert [e["event"] for e in own.send("GET", "/usage/events").json()["results"]] == ["evt_1", "evt_3", "evt_5"]
+    for query in ("outcome=odd", "from=soon", "to=0001-01-01T00:00:00Z", "cursor=eA", "from=2026-01-01T00:00:00Z"):
+        assert api.send("GET", f"/usage/events?{query}").status_code == 422, query
