@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
 from urllib.parse import urlsplit
 
@@ -49,6 +49,15 @@ class BackendChanges(TypedDict, total=False):
     takes_grammars: bool
     api_key_name: str
     managed_by: str
+
+
+_releasers: list[Callable[[Pool], None]] = []
+
+
+def on_pool_deleted(releaser: Callable[[Pool], None]) -> None:
+    """Register what lets go of a pool that is about to be deleted, inside that transaction."""
+    if releaser not in _releasers:
+        _releasers.append(releaser)
 
 
 def pool_fields(pool: Pool) -> dict[str, Any]:
@@ -237,10 +246,12 @@ def set_pool_length_model(
 
 @use_case()
 def delete_pool(*, actor: Actor, pool_id: str, expected_version: int | None = None) -> None:
-    """Delete a pool that has no backends and is no key's default."""
+    """Delete a pool that has no backends and is no live key's default."""
     pool = lock_version(Pool.objects.all(), "pool", pool_id, expected_version)
     before = pool_fields(pool)
     publish = f"pool {pool.name} deleted"
+    for release in _releasers:
+        release(pool)
     try:
         delete_change(pool, actor=actor, action="pool.deleted", before=before, publish=publish)
     except ProtectedError as error:

@@ -49,7 +49,7 @@ def key_fields(key: ApiKey) -> dict[str, Any]:
         "tenant": key.tenant_id,
         "name": key.name,
         "public_id": key.public_id,
-        "default_pool": key.default_pool.name,
+        "default_pool": None if key.default_pool is None else key.default_pool.name,
         "tiers": tier_names(key),
         "default_tier": key.default_tier.name if key.default_tier is not None else None,
         "may_choose_tier": key.may_choose_tier,
@@ -173,7 +173,7 @@ def update_key(
     before = key_fields(key)
     checks = Checks()
     key.name = checks.text("name", changes.get("name", key.name), 200)
-    pool = _resolve_pool(checks, changes.get("default_pool", key.default_pool.name))
+    pool = _resolve_pool(checks, changes.get("default_pool", before["default_pool"]))
     tiers, chosen = _resolve_tiers(
         checks, key.tenant, changes.get("tiers", before["tiers"]), changes.get("default_tier", before["default_tier"])
     )
@@ -229,6 +229,16 @@ def revoke_all(actor: Actor, tenant: Tenant) -> dict[str, Any]:
     now = utc_now()
     live.update(revoked_at=now, updated_at=now, version=F("version") + 1)
     return {"keys_revoked": public_ids}
+
+
+def let_go_of_pool(pool: Pool) -> None:
+    """A pool that is deleted is no longer the default of keys that are revoked; live ones keep it from that."""
+    ApiKey.objects.filter(default_pool=pool, revoked_at__isnull=False).update(default_pool=None)
+
+
+def let_go_of_tier(tier: Tier) -> None:
+    """Likewise."""
+    ApiKey.objects.filter(default_tier=tier, revoked_at__isnull=False).update(default_tier=None)
 
 
 _USED_SQL = """

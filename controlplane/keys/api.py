@@ -43,7 +43,9 @@ class NewKeySerializer(KeyChangesSerializer):
 class KeySerializer(serializers.ModelSerializer[ApiKey]):
     tenant = serializers.CharField(source="tenant_id")
     tenant_slug = serializers.CharField(source="tenant.slug")
-    default_pool = serializers.CharField(source="default_pool.name")
+    default_pool = serializers.CharField(
+        source="default_pool.name", allow_null=True, default=None, help_text="null: revoked, and the pool is gone"
+    )
     tiers = serializers.SerializerMethodField()
     default_tier = serializers.CharField(source="default_tier.name", allow_null=True, default=None)
     limits = LimitsSerializer(source="*", read_only=True)

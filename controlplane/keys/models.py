@@ -14,14 +14,17 @@ def _key_id() -> str:
 
 
 class ApiKey(Limited, Managed, Credential, Record):
-    """A key of a tenant. ``public_id`` is its middle part and identifies it in pages, logs and audit."""
+    """A key of a tenant. ``public_id`` is its middle part and identifies it in pages, logs and audit.
+
+    ``default_pool``: None where the key is revoked and the pool has been deleted since.
+    """
 
     id = models.CharField(primary_key=True, max_length=40, default=_key_id, editable=False)
     tenant = models.ForeignKey("tenants.Tenant", on_delete=models.PROTECT, related_name="keys")
     name = models.CharField(max_length=200)
     public_id = models.CharField(max_length=12, unique=True)
     digest = models.CharField(max_length=64, unique=True)
-    default_pool = models.ForeignKey("fleet.Pool", on_delete=models.PROTECT, related_name="+")
+    default_pool = models.ForeignKey("fleet.Pool", on_delete=models.PROTECT, related_name="+", null=True, blank=True)
     tiers = models.ManyToManyField("tiers.Tier", related_name="+", blank=True)
     default_tier = models.ForeignKey("tiers.Tier", on_delete=models.PROTECT, related_name="+", null=True, blank=True)
     may_choose_tier = models.BooleanField(default=False)
@@ -34,6 +37,10 @@ class ApiKey(Limited, Managed, Credential, Record):
         constraints = [
             *Limited.Meta.constraints,
             models.CheckConstraint(condition=~models.Q(name=""), name="key_name_given"),
+            models.CheckConstraint(
+                condition=models.Q(default_pool__isnull=False) | models.Q(revoked_at__isnull=False),
+                name="key_pool_until_revoked",
+            ),
         ]
 
     def __str__(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypedDict
 
 from django.db.models import ProtectedError
@@ -21,6 +22,15 @@ class TierChanges(TypedDict, total=False):
     max_queue_wait_s: float | None
     grammar_stall_s: float | None
     managed_by: str
+
+
+_releasers: list[Callable[[Tier], None]] = []
+
+
+def on_tier_deleted(releaser: Callable[[Tier], None]) -> None:
+    """Register what lets go of a tier that is about to be deleted, inside that transaction."""
+    if releaser not in _releasers:
+        _releasers.append(releaser)
 
 
 def tier_fields(tier: Tier) -> dict[str, Any]:
@@ -98,10 +108,12 @@ def update_tier(
 
 @use_case()
 def delete_tier(*, actor: Actor, tier_id: str, expected_version: int | None = None) -> None:
-    """Delete a tier that no tenant and no key refers to."""
+    """Delete a tier that no tenant and no live key refers to."""
     tier = lock_version(Tier.objects.all(), "tier", tier_id, expected_version)
     before = tier_fields(tier)
     publish = f"tier {tier.name} deleted"
+    for release in _releasers:
+        release(tier)
     try:
         delete_change(tier, actor=actor, action="tier.deleted", before=before, publish=publish)
     except ProtectedError as error:

@@ -323,6 +323,14 @@ def test_every_kind_and_field_round_trips(run: Run, tmp_path: Path, monkeypatch:
     assert not ApiKey.objects.filter(revoked_at=None).exists()
     assert not Invitation.objects.filter(revoked_at=None).exists()
 
+    # And nothing holds on to what it was about, revoked keys least of all.
+    path.write_text("managed_by: platform\ntiers: []\ngroups: []\npools: []\nprice_lists: []\ntenants: []\n")
+    status, said, err = run(*words)
+    assert (status, err, counts(said)) == (2, "", [0, 0, 6, 0, 0])
+    assert run("export", "--managed-by", "platform", "--json")[1] == {
+        "managed_by": "platform", **{kind.name: [] for kind in KINDS}
+    }  # fmt: skip
+
     # Nobody answers any more in the middle of it: what was done is said.
     path.write_text("groups:\n" + "".join(f"- {{name: g{n}}}\n" for n in range(3)))
     asked = []
