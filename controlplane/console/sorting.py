@@ -18,6 +18,7 @@ from django.db.models import F, Model, Q, QuerySet
 from django.db.models.expressions import Combinable
 
 from controlplane.common.errors import Invalid
+from controlplane.common.validation import without_nul
 
 M = TypeVar("M", bound=Model)
 
@@ -94,6 +95,23 @@ def sorted_page(
         next_query=urlencode({**stated, **more}) if more else "",
         sort=sort,
     )
+
+
+def asked_page(
+    rows: QuerySet[M], columns: Sequence[Column], *, asked: Mapping[str, str], kept: Sequence[str] = (),
+    size: int = 100, sort: str = "",
+) -> tuple[Page[M], str]:  # fmt: skip
+    """``sorted_page`` of what an address asks for, and what is wrong with it, "" for nothing; no rows are shown then.
+
+    Args:
+        asked: its parameters. kept: names of those that links repeat. sort: where it says nothing.
+    """
+    given = {name: without_nul(asked.get(name, "")).strip() for name in ("sort", "cursor", *kept)}
+    try:
+        held = {name: given[name] for name in kept}
+        return sorted_page(rows, columns, given={**given, "sort": given["sort"] or sort}, kept=held, size=size), ""
+    except Invalid as refused:
+        return sorted_page(rows.none(), columns, given={}, kept={}, size=size), refused.message
 
 
 def _head(column: Column, sort: str, kept: Mapping[str, str]) -> Head:

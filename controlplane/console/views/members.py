@@ -6,6 +6,8 @@ from typing import Any
 
 from django import forms
 from django.contrib import messages
+from django.db.models import Q, TextField, Value
+from django.db.models.functions import Cast, Coalesce
 from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -20,10 +22,22 @@ from controlplane.common.errors import Invalid, NotFound
 from controlplane.common.validation import get_or_not_found, without_nul
 from controlplane.console.frame import VersionedForm, act, actor_of, apply, of_members
 from controlplane.console.pickers import TenantField
+from controlplane.console.sorting import Column, asked_page
 from controlplane.console.views.account import ChosenPasswordForm
 from controlplane.tenants.queries import tenants
 
 SHOWN = 200
+"""Open invitations on the page."""
+COLUMNS = (
+    Column(name="email", label="Email", key="email"),
+    Column(name="name", label="Name", key="name"),
+    Column(name="role", label="Role", key="role"),
+    Column(name="tenant", label="Tenant", key=Coalesce("tenant__slug", Value(""))),
+    Column(
+        name="last_login", label="Last sign-in", key=Coalesce(Cast("last_login", TextField()), Value("", TextField()))
+    ),
+    Column(name="state", label="State"),
+)
 ROLE_HELP = {
     Role.OWNER: "everything, members and roles included",
     Role.OPERATOR: "configuration",
@@ -94,18 +108,20 @@ def index(request: HttpRequest) -> HttpResponseBase:
     search = without_nul(request.GET.get("q", "")).strip()
     rows = queries.members(actor=actor)
     if search:
-        rows = rows.filter(email__icontains=search)
+        rows = rows.filter(Q(email__icontains=search) | Q(name__icontains=search) | Q(tenant__slug=search))
+    page, problem = asked_page(rows, COLUMNS, asked=request.GET.dict(), kept=["q"])
     opened = queries.invitations(actor=actor).filter(accepted_at=None, revoked_at=None, expires_at__gt=utc_now())
     context = {
         "form": form,
         "link": "".join(links),
-        "members": rows[:SHOWN],
+        "page": page,
+        "problem": problem,
         "invitations": opened[:SHOWN],
         "shown": SHOWN,
         "search": search,
         "may_change": actor.holds(Scope.MEMBERS),
     }
-    return render(request, "console/members.html", context)
+    return render(request, "console/members.html", context, status=422 if problem else 200)
 
 
 @require_http_methods(["GET", "POST"])

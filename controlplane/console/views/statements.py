@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from django.db.models import Q, TextField
+from django.db.models.functions import Cast
 from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
-from controlplane.common.validation import get_or_not_found
+from controlplane.common.validation import get_or_not_found, without_nul
 from controlplane.console.frame import actor_of, of_tenants
+from controlplane.console.sorting import Column, asked_page
 from controlplane.usage.prices import decimal_text
 from controlplane.usage.statements import statements
 from controlplane.usage.statements_api import statement_response
 
-SHOWN = 200
+COLUMNS = (
+    Column(name="month", label="Month", key=Cast("month", TextField())),
+    Column(name="tenant", label="Tenant", key="tenant_name"),
+    Column(name="timezone", label="Time zone", key="timezone"),
+    Column(name="amount", label="Amount", is_number=True),
+    Column(name="closed", label="Closed", key=Cast("closed_at", TextField())),
+)
 
 
 def money(micro: int | None) -> str:
@@ -23,9 +32,15 @@ def money(micro: int | None) -> str:
 @require_safe
 @of_tenants
 def index(request: HttpRequest) -> HttpResponseBase:
-    rows = statements(actor=actor_of(request), tenant=request.GET.get("tenant", "")).prefetch_related(None)
-    shown = [{"row": row, "amount": money(row.amount_micro)} for row in rows[:SHOWN]]  # type: ignore[arg-type] # whole
-    return render(request, "console/statements.html", {"statements": shown})
+    """Newest first unless asked otherwise; ``tenant``: an id, or a part of a name."""
+    wanted = without_nul(request.GET.get("tenant", "")).strip()
+    rows = statements(actor=actor_of(request)).prefetch_related(None)
+    if wanted:
+        rows = rows.filter(Q(tenant=wanted) | Q(tenant_name__icontains=wanted))
+    page, problem = asked_page(rows, COLUMNS, asked=request.GET.dict(), kept=["tenant"], sort="-month")
+    shown = [{"row": row, "amount": money(row.amount_micro)} for row in page.rows]  # type: ignore[arg-type] # whole
+    context = {"statements": shown, "page": page, "problem": problem, "wanted": wanted}
+    return render(request, "console/statements.html", context, status=422 if problem else 200)
 
 
 @require_safe
