@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections import deque
 from collections.abc import Iterator
 from datetime import datetime
 from typing import TypeAlias
@@ -135,14 +136,18 @@ def with_predictions(events: list[UsageEvent], chance: random.Random) -> list[Us
     return [msgspec.structs.replace(event, prediction=predicted(event)) for event in events]
 
 
-def bodies(events: Iterator[UsageEvent], size: int, chance: random.Random) -> Iterator[bytes]:
-    """JSON of batches of ``size`` events; ``TWICE`` of each are events of the one before. The last may be shorter."""
+def bodies(events: Iterator[UsageEvent], size: int, chance: random.Random, *, routers: int = 1) -> Iterator[bytes]:
+    """JSON of batches of ``size`` events, sent by ``routers`` in turn; the last one may be shorter.
+
+    ``TWICE`` of each are of the batch that the same router sent before, which was acknowledged by then.
+    """
     n_twice = round(size * TWICE)
-    before: list[UsageEvent] = []
-    while True:
+    sent: deque[list[UsageEvent]] = deque(maxlen=routers)
+    for number in itertools.count():
+        before = sent[0] if len(sent) == routers else []
         again = chance.sample(before, n_twice) if len(before) >= n_twice else []
         fresh = list(itertools.islice(events, size - len(again)))
         if not fresh:
             return
-        yield msgspec.json.encode(UsageBatch(router="router-1", events=[*again, *fresh]))
-        before = fresh
+        yield msgspec.json.encode(UsageBatch(router=f"router-{1 + number % routers}", events=[*again, *fresh]))
+        sent.append(fresh)

@@ -138,20 +138,25 @@ def _book(
     seconds = 0.0
     kept: list[bytes] = []
 
-    def book(body: bytes) -> int:
-        return ingest.ingest(ingest.decode_batch(body)).accepted
+    def book(batches: list[bytes]) -> int:
+        """What one router sends, one after the other."""
+        return sum(ingest.ingest(ingest.decode_batch(body)).accepted for body in batches)
 
-    made = bodies(events, BATCH, chance)
+    def book_all(batches: list[bytes]) -> int:
+        return sum(routers.map(book, [batches[place::sessions] for place in range(sessions)]))
+
+    made = bodies(events, BATCH, chance, routers=sessions)
     with ThreadPoolExecutor(sessions, thread_name_prefix="router") as routers:
         while ready := list(itertools.islice(made, _AHEAD * sessions)):
             if n_batches < _WARM_UP * sessions:
-                n_warm = min(_WARM_UP * sessions, len(ready) // 2)
+                # Of each router as many, so that the turns go on.
+                n_warm = min(_WARM_UP, len(ready) // 2 // sessions) * sessions
                 warm, ready = ready[:n_warm], ready[n_warm:]
-                n_accepted += sum(routers.map(book, warm))
+                n_accepted += book_all(warm)
                 n_batches += len(warm)
                 kept = ready[:]
             began = time.perf_counter()
-            n_accepted += sum(routers.map(book, ready))
+            n_accepted += book_all(ready)
             seconds += time.perf_counter() - began
             # As the worker does beside, every minute.
             fold()
