@@ -34,8 +34,10 @@ class SearchForm(forms.Form):
     """Which requests; an empty field lets all through."""
 
     id = forms.CharField(required=False, max_length=128, label="Request id")
-    tenant = forms.CharField(required=False, max_length=200, help_text="id, short name or name")
-    key = forms.CharField(required=False, max_length=60, help_text="public id")
+    tenant = forms.CharField(
+        required=False, max_length=200, widget=forms.TextInput(attrs={"placeholder": "id, short name or name"})
+    )
+    key = forms.CharField(required=False, max_length=60, widget=forms.TextInput(attrs={"placeholder": "public id"}))
     state = forms.ChoiceField(required=False, choices=STATES)
     outcome = forms.ChoiceField(required=False, choices=[("", "any"), *((o, o) for o in usage_queries.OUTCOMES)])
     since = forms.DateTimeField(
