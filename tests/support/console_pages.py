@@ -143,7 +143,6 @@ class Console:
         self._browser = browser
         self._windows: dict[str, Looking] = {}
         self._told_at = 0.0
-        self._parts: set[str] = set()
         self.actor = system_actor("test")
         self.world = make_world(self.actor, named=named)
         enliven(self.world, self.actor, named=named)
@@ -161,15 +160,14 @@ class Console:
         """A window of its own for somebody who is not signed in; who opens it closes it."""
         return Looking(self._browser, self.url, "")
 
-    def parts(self) -> set[str]:
-        """Routes that pages fetch by themselves, again and again or when they are opened."""
-        if not self._parts:
-            request = self.look("owner").context.request
-            pages = [self.path(each) for each, words in answers_by_role().items() if words["owner"] == "ok"]
-            texts = [request.get(each).text() for each in pages if not is_file(each)]
-            found = {each for text in texts for each in re.findall(r'hx-get="([^"]+)"', text)}
-            self._parts = {self.fetched(each) for each in found if each.startswith("/")}
-        return self._parts
+    def is_fetched(self, route: str) -> bool:
+        """Whether a page fetches the route by itself, again and again or when something is opened."""
+        request = self.look("owner").context.request
+        pages = [each for each, words in answers_by_role().items() if words["owner"] == "ok" and not is_file(each)]
+        pages.sort(key=lambda page: page.split("/")[1] != route.split("/")[1])  # most likely it is a neighbour
+        texts = (request.get(self.path(each)).text() for each in pages)
+        found = (each for text in texts for each in re.findall(r'hx-get="(/[^"]*)"', text))
+        return any(self.fetched(each) == route for each in found)
 
     def path(self, route: str) -> str:
         return route.format(**self.world.ids)
