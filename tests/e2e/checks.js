@@ -56,7 +56,7 @@ window.fairlane = (() => {
       if (element.tabIndex > 0) faults.push(`out of order: ${named(element)}`);
     for (const element of document.querySelectorAll("[onclick], [hx-trigger*=click]"))
       if (!element.matches(reached)) faults.push(`for the mouse only: ${named(element)}`);
-    for (const element of [...document.querySelectorAll(reached)].filter((each) => isShown(each) && !each.disabled)) {
+    for (const element of [...document.querySelectorAll(reached)].filter((each) => isShown(each) && !each.matches(":disabled"))) {
       element.focus();
       if (document.activeElement !== element) { faults.push(`cannot have the focus: ${named(element)}`); continue; }
       const style = getComputedStyle(element);

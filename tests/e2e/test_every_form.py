@@ -81,6 +81,7 @@ SEARCHES: dict[str, dict[str, Any]] = {
     "/pools/{pool_id}/fairness/": {"first": "{tenant_id}", "second": "{other_id}"},
     "/predictor/": {},
     "/requests/": {"tenant": "{slug}", "key": "{public_id}"},
+    "/statements/": {},
     "/tenants/": {},
     "/usage/": {},
     "/usage/shares/": {},
