@@ -188,7 +188,7 @@ REST_FRAMEWORK = {
         "controlplane.common.parameters.KnownParameters",
     ],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
-    "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
+    "DEFAULT_PARSER_CLASSES": ["controlplane.common.parsers.PlainJSONParser"],
     "DEFAULT_SCHEMA_CLASS": "controlplane.common.schema.Schema",
     "DEFAULT_PAGINATION_CLASS": "controlplane.common.pagination.CursorPages",
     "EXCEPTION_HANDLER": "controlplane.common.problems.exception_handler",

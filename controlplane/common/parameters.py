@@ -40,7 +40,10 @@ def known_parameters(view: Any, method: str) -> tuple[str, ...] | None:
 
 
 class KnownParameters(BasePermission):
-    """Refuses parameters that the operation does not know: a misspelt filter must not be dropped silently."""
+    """Refuses parameters that the operation does not know: a misspelt filter must not be dropped silently.
+
+    Nor may one that holds NUL, which stands in no row.
+    """
 
     def has_permission(self, request: Request, view: Any) -> bool:
         given = request.query_params
@@ -50,4 +53,6 @@ class KnownParameters(BasePermission):
         accepted = f"one of {', '.join(known)}" if known else "there are none here"
         if unknown := [name for name in given if name not in known]:
             raise Invalid({name[:60]: f"unknown parameter {name[:60]!r}; {accepted}" for name in unknown})
+        if with_nul := [name for name in given if any("\0" in value for value in given.getlist(name))]:
+            raise Invalid(dict.fromkeys(with_nul, "must not hold NUL"))
         return True

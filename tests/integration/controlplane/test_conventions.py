@@ -142,6 +142,8 @@ def test_parameters_that_are_not_documented_are_refused_by_name_and_the_others_a
             for name, parameter in known.items():
                 answer = all_of_it.api.send("GET", f"{address}{joined}{name}={all_of_it.value(name, parameter)}")
                 assert b"unknown parameter" not in answer.getvalue(), (operation, name)
+                refused = all_of_it.api.send("GET", f"{operation.route}?{name}=x%00")
+                assert assert_problem(refused, 422)["errors"] == {name: ["must not hold NUL"]}, operation
         with transaction.atomic():
             answer = all_of_it.api.send(operation.method, f"{address}{joined}colour=red", {})
             transaction.set_rollback(True)

@@ -19,6 +19,7 @@ from controlplane.common.actor import Actor, system_actor
 from controlplane.common.clock import utc_now
 from controlplane.common.leases import JobState
 from controlplane.common.models import BackgroundJob
+from controlplane.common.parsers import MAX_DEPTH
 from controlplane.fleet.brakes import drain_backend, stop_grammars
 from controlplane.keys.models import ApiKey
 from controlplane.rollout.models import Revision
@@ -324,6 +325,40 @@ def test_what_is_not_json_is_refused(api: ApiClient) -> None:
     assert answer.status_code == 400
     answer = api.generic("POST", "/api/v1/tiers", b"a=b", content_type="application/x-www-form-urlencoded")
     assert answer.status_code == 415
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"[" * 100_000, "deep"),
+        (b'{"a":' * 5_000, "deep"),
+        (b'{"name":' + b"[" * 400 + b"]" * 400 + b"}", "deep"),
+        (b'{"operations":' + b"[" * 33 + b"]" * 33 + b"}", "deep"),
+        (rb'{"\ud800": 1}', "surrogate"),
+        (rb'{"name": "\udc00"}', "surrogate"),
+        (b'{"rank": 1' + b"0" * 5_000 + b"}", "JSON"),
+        (b'{"name": "\xff"}', "JSON"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/tiers"), ("PATCH", "/tenants/ten_missing"), ("POST", "/batch")]
+)
+def test_json_that_nobody_can_walk_through_or_write_down_is_refused(
+    api: ApiClient, body: bytes, said: str, method: str, path: str
+) -> None:
+    headers = {"idempotency-key": "x"}
+    answer = api.generic(method, f"/api/v1{path}", body, content_type="application/json", headers=headers)
+    assert answer.status_code == 400, answer.content
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert said in answer.json()["detail"]
+
+
+def test_json_as_deep_as_the_limit_and_of_any_script_is_read(api: ApiClient) -> None:
+    nested = b"[" * (MAX_DEPTH - 1) + b"]" * (MAX_DEPTH - 1)
+    answer = api.generic("POST", "/api/v1/tiers", b'{"a": ' + nested + b"}", content_type="application/json")
+    assert answer.json()["errors"] == {"a": ["unknown field"]}
+    answer = api.generic("POST", "/api/v1/tiers", '{"\\ud83d\\ude00é": 1}'.encode(), content_type="application/json")
+    assert answer.json()["errors"] == {"\U0001f600é": ["unknown field"]}
 
 
 def test_a_conflict_is_409(api: ApiClient) -> None:
