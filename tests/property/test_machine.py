@@ -364,10 +364,14 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.carry_out(action)
 
     def leads(self) -> dict[str, float]:
-        """How far each of the tenants in line that are in no group is ahead of the last of them."""
-        tenants = [t for t in self.scheduler._tenants.by_id.values() if t.is_backlogged and t.unit is t]
-        floor = min((t.counter for t in tenants), default=0.0)
-        return {str(t.tenant_id): t.counter - floor for t in tenants if t.is_configured}
+        """How far each of the configured tenants in line that are in no group is ahead of the last of them.
+
+        Of a tenant that is configured no more no counter is kept, so it says nothing of the others' either.
+        """
+        lines = [t for t in self.scheduler._tenants.by_id.values() if t.is_backlogged and t.unit is t]
+        counters = {str(t.tenant_id): t.counter for t in lines if t.is_configured}
+        floor = min(counters.values(), default=0.0)
+        return {tenant: counter - floor for tenant, counter in counters.items()}
 
     def held(self) -> dict[str, int]:
         """Reserved tokens by backend."""
