@@ -1,13 +1,16 @@
 """Pictures drawn on the server as SVG: they need no script, print well, and follow the page's colours.
 
 Geometry is computed here, drawn by ``templates/console/charts``. Every chart has a title for screen readers; colours
-are the classes ``s0`` to ``s7`` of the sheet, by position.
+are the classes ``s0`` to ``s7`` of the sheet, by position. A chart over time with a ``key`` also carries what
+``static/console/charts.js`` makes a plot of, with a cursor and zoom, which then stands in the picture's place.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
@@ -30,11 +33,57 @@ def colour(index: int) -> str:
     return f"s{index % N_COLOURS}"
 
 
-def stacked_bars(*, title: str, days: Sequence[str], series: Sequence[tuple[str, Sequence[float]]]) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plotted:
+    """What the script needs besides the numbers: a ``key`` that no other chart of the page has and that stays when it
+    is refreshed, the name of the zone in which times are shown, and the unit of values, ``s`` or none."""
+
+    key: str
+    zone: str = "UTC"
+    unit: str = ""
+
+    def data(
+        self,
+        kind: str,
+        times: Sequence[datetime],
+        series: Sequence[tuple[str, Sequence[float | None]]],
+        rules: Sequence[tuple[float, str]] = (),
+    ) -> str:
+        """Of ``lines`` or stacked ``bars``, as JSON. Times are Unix seconds; a value that is not known is null."""
+        return json.dumps(
+            {
+                "kind": kind,
+                "zone": self.zone,
+                "unit": self.unit,
+                "times": [instant.timestamp() for instant in times],
+                "series": [{"name": name, "values": values} for name, values in series],
+                "rules": rules,
+            },
+            separators=(",", ":"),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bars:
+    """When bars begin, oldest first, and each in full words: for a chart that can be read off.
+
+    ``n_begun``: bars that are not of the future, of which nothing is known.
+    """
+
+    plotted: Plotted
+    times: Sequence[datetime]
+    stamps: Sequence[str]
+    n_begun: int
+
+
+def stacked_bars(
+    *, title: str, days: Sequence[str], series: Sequence[tuple[str, Sequence[float]]], bars: Bars | None = None
+) -> str:
     """One bar a day, one segment per series.
 
     Args:
         days: labels of the bars, oldest first. series: name and values, one per day; names may repeat.
+        bars: of a chart that can be read off; it has its numbers as a table.
     """
     width, height, bottom, left = 900, 230, 26, 64
     top = max((sum(values[i] for _, values in series) for i in range(len(days))), default=0.0) or 1.0
@@ -73,6 +122,17 @@ def stacked_bars(*, title: str, days: Sequence[str], series: Sequence[tuple[str,
         ],
         "legend": [{"colour": colour(i), "name": name} for i, (name, _) in enumerate(series)],
     }
+    if bars is not None:
+        known = [(name, [v if i < bars.n_begun else None for i, v in enumerate(values)]) for name, values in series]
+        context |= {
+            "key": bars.plotted.key,
+            "data": bars.plotted.data("bars", bars.times, known),
+            "head": ["Time", *(name for name, _ in series)],
+            "rows": [
+                [stamp, *("–" if (v := values[i]) is None else f"{v:,.0f}" for _, values in known)]
+                for i, stamp in enumerate(bars.stamps)
+            ],
+        }
     return render_to_string("console/charts/stacked_bars.html", context)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from django.template.loader import render_to_string
 
-from controlplane.console.charts import N_COLOURS
+from controlplane.console.charts import N_COLOURS, Plotted
 
 Shown = Callable[[float], str]
 _STAMP = "%d %b %H:%M"
@@ -58,7 +58,16 @@ class _Frame:
         y = self.y(value)
         self.rules.append({"y": f"{y:.1f}", "text_y": f"{y - 4:.1f}", "text": text})
 
-    def drawn(self, *, title: str, summary: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    def drawn(
+        self,
+        *,
+        title: str,
+        summary: str,
+        head: Sequence[str],
+        rows: Sequence[Sequence[str]],
+        key: str = "",
+        data: str = "",
+    ) -> str:
         context: dict[str, Any] = {
             "title": title,
             "summary": summary,
@@ -69,6 +78,8 @@ class _Frame:
             "mark_x": self.left - 7,
             "head": head,
             "rows": rows,
+            "key": key,
+            "data": data,
         }
         return render_to_string("console/charts/plot.html", context)
 
@@ -82,6 +93,7 @@ def over_time(
     rules: Sequence[tuple[float, str]] = (),
     top: float | None = None,
     stamp: str = "",
+    plotted: Plotted | None = None,
 ) -> str:
     """Lines over time; a gap where there is no value.
 
@@ -89,6 +101,7 @@ def over_time(
         series: name and values, one per time. shown: a value as text. rules: values to draw across, with a word.
         top: upper end of the axis; a round number above all values if None.
         stamp: how instants are written, as ``strftime`` takes it; day and minute if empty.
+        plotted: of a chart that can be read off.
     """
     known = [v for _, values in series for v in values if v is not None]
     frame = _Frame(width=640, height=240, top=top or round_up(max(known, default=1.0) or 1.0))
@@ -128,7 +141,12 @@ def over_time(
         for i, instant in enumerate(times)
     ]
     return frame.drawn(
-        title=title, summary=f"latest: {', '.join(last)}", head=["Time", *(name for name, _ in series)], rows=rows
+        title=title,
+        summary=f"latest: {', '.join(last)}",
+        head=["Time", *(name for name, _ in series)],
+        rows=rows,
+        key=plotted.key if plotted else "",
+        data=plotted.data("lines", times, series, rules) if plotted else "",
     )
 
 

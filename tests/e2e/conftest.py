@@ -49,12 +49,14 @@ def console(
     """The console under gunicorn, on a database with one of everything, named by what the module says of ``NAMED``."""
     from django.db import connections
 
+    from controlplane.common.valkey import valkey
     from tests.support.console_pages import Console
     from tests.support.control_plane import Site, empty_all_tables
 
     site = Site()
     with django_db_blocker.unblock():
         try:
+            valkey().flushdb()  # it keeps the first of what routers tell of a moment: that of another module's world
             shown = Console(browser, site(), request.module.NAMED)
             yield shown
             shown.close()

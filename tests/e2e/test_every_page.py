@@ -12,6 +12,7 @@ import json
 import re
 
 import pytest
+from playwright.sync_api import Locator, expect
 
 from tests.support.console_pages import (
     MARK,
@@ -23,6 +24,7 @@ from tests.support.console_pages import (
     is_file,
     picture_name,
 )
+from tests.support.console_world import report_state
 
 NAMED = Names()
 ANSWERS = answers_by_role()
@@ -169,3 +171,79 @@ def test_a_fault_of_a_page_is_found(console: Console, body: str, fault: str) -> 
     looking.visit("/faulty/")
     found = looking.shown_as_text(NAMED.given) + looking.faults()
     assert any(each.startswith(fault) for each in found) if fault else found == [], found
+
+
+def reading(figure: Locator) -> list[str]:
+    """What a plot says of the moment under its cursor, as the row of its table of numbers says it."""
+    stamp = figure.locator(".at").inner_text().rpartition(" ")[0]
+    return [stamp, *figure.locator("button.series b").all_inner_texts()]
+
+
+def number(said: list[str]) -> int:
+    return int(said[1].replace(",", ""))
+
+
+def rows_of(figure: Locator) -> list[list[str]]:
+    return figure.evaluate("f => [...f.querySelectorAll('tbody tr')].map(r => [...r.cells].map(c => c.textContent))")
+
+
+def point_at(figure: Locator, across: float, *, down: float = 0.5) -> None:
+    """Move the mouse to a place of the plot, from 0 to 1."""
+    area = figure.locator(".u-over")
+    area.scroll_into_view_if_needed()
+    box = area.bounding_box()
+    assert box is not None
+    figure.page.mouse.move(box["x"] + across * box["width"], box["y"] + down * box["height"])
+
+
+def test_live_plots_are_read_off_and_outlive_a_refresh(console: Console) -> None:
+    looking = look_at(console, "/", "owner")
+    page, pool = looking.page, console.world.pool.id
+    ttft, tokens = page.locator(f"#plot-ttft-{pool}"), page.locator(f"#plot-tokens-{pool}")
+    expect(ttft.locator("canvas")).to_be_visible()
+    assert ttft.locator("svg.chart").evaluate("svg => svg.clientWidth") == 1, "the picture is there for screen readers"
+    page.evaluate("() => { window.kept = [...document.querySelectorAll('.drawn canvas')] }")
+    ttft.locator("button.series").last.click()
+    expect(ttft.locator("button.series").last).to_have_attribute("aria-pressed", "false")
+
+    point_at(tokens, 0.9)
+    before = reading(tokens)
+    assert before in rows_of(tokens)
+    assert before != rows_of(tokens)[-1]
+    report_state(console.world, router="rtr_second")
+    page.evaluate("() => fairlane.unfold()")
+    after = reading(tokens)
+    assert after in rows_of(tokens)
+    assert number(after) > 1.5 * number(before)
+    assert page.evaluate("() => kept.every((each, i) => each === document.querySelectorAll('.drawn canvas')[i])")
+    expect(ttft.locator("button.series").last).to_have_attribute("aria-pressed", "false")
+
+    point_at(tokens, 0.5)
+    assert reading(tokens)[1] == "–"
+    every = tokens.get_by_role("button", name="Show all")
+    point_at(tokens, 0.2)
+    page.mouse.down()
+    point_at(tokens, 0.6)
+    page.mouse.up()
+    expect(every).to_be_visible()
+    tokens.locator(".u-over").dblclick()
+    expect(every).to_be_hidden()
+    tokens.locator(".frame").press("End")
+    assert reading(tokens) == rows_of(tokens)[-1]
+    assert looking.faults() == []
+
+
+def test_the_plot_of_usage_is_in_the_zone_of_the_page(console: Console) -> None:
+    looking = look_at(console, "/usage/?group_by=hour&tz=Asia/Kolkata", "owner")
+    figure = looking.page.locator("#plot-usage")
+    frame, rows = figure.locator(".frame"), rows_of(figure)
+    used = next(row for row in rows if row[1] not in ("0", "–"))
+    frame.press("Home")
+    assert reading(figure) == rows[0]
+    for _ in range(rows.index(used)):
+        frame.press("ArrowRight")
+    assert reading(figure) == used
+    assert used[0].endswith("+0530")
+    assert figure.locator(".at").inner_text().endswith("Asia/Kolkata")
+    assert rows[-1][1] == "–", "the last hour of today is not over, and nothing is known of it"
+    assert looking.faults() == []

@@ -31,6 +31,7 @@ from controlplane.usage.models import QuarantinedEvent, Statement, StatementLine
 from controlplane.usage.prices import create_price_list
 from controlplane.usage.reconciliation import reconcile
 from router_ext.wire.controlplane import (
+    SLOT_S,
     BackendState,
     BoundTerms,
     GroupState,
@@ -38,9 +39,12 @@ from router_ext.wire.controlplane import (
     MomentRecord,
     PoolState,
     ReasonRecord,
+    SlotState,
     TenantState,
+    TierState,
     UsageEvent,
 )
+from router_ext.wire.log_histogram import bucket
 from tests.support.control_plane import (
     book,
     make_backend,
@@ -200,7 +204,7 @@ def _explained(world: World, arrived: int) -> UsageEvent:
     )
 
 
-def report_state(world: World) -> None:
+def report_state(world: World, *, router: str = "rtr_host") -> None:
     """A heartbeat of a busy router; it is forgotten after 15 seconds."""
     other = str(world.people["stranger"].tenant_id)
     waiting: dict[str, Any] = {"tenant": world.tenant.id, "key": world.key.id, "tier": "standard"}
@@ -233,5 +237,23 @@ def report_state(world: World) -> None:
                 output_tokens=120, **waiting,
             ),
         ],
+        slots=_slots(now // 1_000_000 // SLOT_S),
     )  # fmt: skip
-    tell(pools=[state])
+    tell(pools=[state], router=router)
+
+
+def _slots(newest: int) -> list[SlotState]:
+    """Ten minutes, two of which in the middle nobody told of."""
+    slots = []
+    for slot in range(newest - 60, newest):
+        if 24 <= newest - slot < 36:
+            continue
+        tiers = [
+            TierState(tier=tier, ttft_target_s=target_s, buckets=[bucket(us)], counts=[3 + slot % 5])
+            for tier, target_s, us in (
+                ("standard", 1.5, 400_000 + slot % 7 * 90_000),
+                ("spare", None, 2_300_000 - slot % 11 * 130_000),
+            )
+        ]
+        slots.append(SlotState(slot=slot, output_tokens=4_000 + slot % 9 * 200, tiers=tiers))
+    return slots

@@ -339,14 +339,14 @@ def _charts(fleet: Fleet, wanted: str) -> dict[str, Any]:
     found = histories(instances=heard, now=now)
     return {
         "plotted": [
-            {"name": name, "ttft": _ttft_chart(found[pool], name), "tokens": _tokens_chart(found[pool], name)}
+            {"ttft": _ttft_chart(found[pool], pool, name), "tokens": _tokens_chart(found[pool], pool, name)}
             for pool, name in fleet.pools.items()
             if pool in found and not found[pool].is_empty and wanted in ("", pool)
         ]
     }
 
 
-def _ttft_chart(history: History, pool: str) -> str:
+def _ttft_chart(history: History, pool: str, name: str) -> str:
     targets = sorted(
         (target, f"target of {tier}: {_seconds(target)}") for tier, target in history.targets.items() if target
     )
@@ -355,23 +355,25 @@ def _ttft_chart(history: History, pool: str) -> str:
         return ""
     top = max([v for _, values in series for v in values if v is not None] + [target for target, _ in targets])
     return plots.over_time(
-        title=f"TTFT, 95th percentile by tier, {pool}",
+        title=f"TTFT, 95th percentile by tier, {name}",
         times=history.times,
         series=series,
         shown=_seconds,
         rules=targets,
         top=plots.round_up(top),
         stamp=STAMP,
+        plotted=charts.Plotted(key=f"ttft-{pool}", unit="s"),
     )
 
 
-def _tokens_chart(history: History, pool: str) -> str:
+def _tokens_chart(history: History, pool: str, name: str) -> str:
     return plots.over_time(
-        title=f"Output tokens per second, {pool}",
+        title=f"Output tokens per second, {name}",
         times=history.times,
         series=[("tokens/s", [point.output_tokens_per_s for point in history.points])],
         shown=lambda value: f"{value:,.0f}" if value >= 10 or not value else f"{value:.1f}",
         stamp=STAMP,
+        plotted=charts.Plotted(key=f"tokens-{pool}"),
     )
 
 

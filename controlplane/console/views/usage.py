@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from datetime import date, timedelta
 from decimal import Decimal
@@ -46,6 +47,7 @@ SHOWN_ROWS = 200
 SHOWN_SHARES = 12
 SHARE_DAYS = 2
 """Days of shares unless others are asked for: each quarter of an hour is looked at for itself."""
+STAMPS = {"day": "%Y-%m-%d", "hour": "%Y-%m-%d %H:%M %z"}
 LABELS = {"tenant": "Tenant", "key": "Key", "pool": "Pool", "model": "Model", "tier": "Tier"}
 
 
@@ -137,10 +139,17 @@ def _chart(question: Question) -> str:
     if not series:
         return ""
     pattern = "%d %b" if question.step == "day" else "%d %b %H:%M"
+    times = [at.astimezone(question.zone) for at in question.starts[:-1]]
     return charts.stacked_bars(
         title=f"Output tokens by {question.step} and {dimension}",
-        days=[at.astimezone(question.zone).strftime(pattern) for at in question.starts[:-1]],
+        days=[at.strftime(pattern) for at in times],
         series=[(f"{s.n_others} others" if s.n_others else s.name, s.values) for s in series],
+        bars=charts.Bars(
+            plotted=charts.Plotted(key="usage", zone=question.zone.key),
+            times=times,
+            stamps=[at.strftime(STAMPS[question.step]) for at in times],
+            n_begun=bisect_right(times, utc_now()),
+        ),
     )
 
 
@@ -159,8 +168,7 @@ def _cells(question: Question, row: Row) -> list[dict[str, str]]:
     """What a row is about: text and, where it can be narrowed to, the parameters that do so."""
     cells = []
     if question.step:
-        pattern = "%Y-%m-%d" if question.step == "day" else "%Y-%m-%d %H:%M %z"
-        cells.append({"text": row.start.strftime(pattern), "query": ""})
+        cells.append({"text": row.start.strftime(STAMPS[question.step]), "query": ""})
     for name in question.by:
         value = row.group[name]
         cells.append({"text": row.names.get(name) or value or "–", "query": _query(question, **{name: value})})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import json
 import re
 from datetime import UTC, datetime, timedelta
 
@@ -16,6 +18,7 @@ from controlplane.common.actor import system_actor
 from controlplane.common.clock import to_us, utc_now
 from controlplane.common.leases import JobState
 from controlplane.console import plots
+from controlplane.console.charts import Bars, Plotted, stacked_bars
 from controlplane.fleet.actions import create_pool
 from controlplane.fleet.models import Pool
 from controlplane.fleet.routers import create_router, take_heartbeat
@@ -246,6 +249,27 @@ class TestPlots:
         assert drawn.count("<circle") == 3
         assert "<td>–</td>" in drawn
         assert "T &amp; U; latest: a 4" in drawn
+
+    def test_what_is_plotted_has_gaps_and_names_that_stay_text(self) -> None:
+        odd = "\"'><script>x</script>"
+        drawn = plots.over_time(
+            title="T", times=self.TIMES, series=[(odd, [1.0, None, 0.0, 4.0])], shown=str, rules=[(2.0, "target")],
+            plotted=Plotted(key="k", unit="s"),
+        )  # fmt: skip
+        found = re.search(r'id="plot-k" data-plot="([^"]*)"', drawn)
+        assert found is not None
+        assert json.loads(html.unescape(found[1])) == {
+            "kind": "lines", "zone": "UTC", "unit": "s", "rules": [[2.0, "target"]],
+            "times": [1_767_225_600.0 + 3_600 * hour for hour in range(4)],
+            "series": [{"name": odd, "values": [1.0, None, 0.0, 4.0]}],
+        }  # fmt: skip
+        assert "<script" not in drawn
+
+    def test_bars_of_the_future_are_not_known(self) -> None:
+        bars = Bars(plotted=Plotted(key="k"), times=self.TIMES[:3], stamps=["a", "b", "c"], n_begun=2)
+        drawn = stacked_bars(title="T", days=["a", "b", "c"], series=[("x", [1.0, 0.0, 0.0])], bars=bars)
+        assert "[1.0,0.0,null]" in drawn
+        assert "<td>b</td><td>0</td></tr><tr><td>c</td><td>–</td>" in drawn
 
     def test_points_lie_where_their_numbers_say(self) -> None:
         drawn = plots.calibration(title="T", points=[(0.5, 0.5), (0.9, 0.45)])
