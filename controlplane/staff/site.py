@@ -29,6 +29,8 @@ SHOWN = (
 SECRET_WORDS = ("password", "secret", "digest", "subject", "lease")
 """Parts of names of columns that are shown nowhere; nor are bytes."""
 MAX_COLUMNS = 8
+FOUND_BY = ("slug", "name", "email", "public_id")
+"""Columns that the search of a list looks into, beside the id."""
 _KEPT = {"index", "app_list", "jsi18n"}
 """The site's own addresses; besides them, those of models."""
 
@@ -72,6 +74,14 @@ class ReadOnly(_Admin):
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[Any]:
         return list(shown_fields(self.model))
+
+    def get_search_fields(self, request: HttpRequest) -> list[str]:
+        shown = shown_fields(self.model)
+        return [f"={self.model._meta.pk.name}", *(name for name in FOUND_BY if name in shown)]
+
+    def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
+        """Columns that are shown, by their value: a list filtered by a secret's beginning would tell the secret."""
+        return lookup.removesuffix("__exact") in shown_fields(self.model)
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return is_owner(request)
@@ -118,6 +128,8 @@ class StaffSite(admin.AdminSite):
                 return redirect_to_login(request.get_full_path())
             if not is_owner(request):
                 raise Http404(request.path)
+            if "\0" in request.path or any("\0" in f"{k}{''.join(v)}" for k, v in request.GET.lists()):
+                raise Http404("nothing is called by NUL, which the database refuses to compare with")
             answer: HttpResponseBase = inner(request, *args, **kwargs)
             return answer
 

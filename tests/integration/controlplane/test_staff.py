@@ -116,3 +116,33 @@ def test_no_secret_and_no_bytes_are_shown() -> None:
 def test_the_history_of_a_row_is_the_audit_log(client: Client) -> None:
     address = reverse("admin:tenants_tenant_history", args=["ten_1"])
     assert client.get(address).headers["location"] == "/audit/?object_id=ten_1"
+
+
+def test_no_list_is_filtered_or_sorted_by_a_secret(client: Client) -> None:
+    """Else a secret could be guessed letter by letter from which rows are left."""
+    for label, admin in admins().items():
+        address = reverse(f"admin:{label.replace('.', '_').lower()}_changelist")
+        for name in SECRET.get(label, ()):
+            for lookup in (name, f"{name}__startswith", f"{name}__gte", f"{name}__isnull"):
+                assert client.get(address, {lookup: "a"}).status_code == 400, (label, lookup)
+        assert not {field.removeprefix("=") for field in admin.get_search_fields(None)} & SECRET.get(label, set())
+    users = reverse("admin:accounts_user_changelist")
+    assert client.get(users, {"role__exact": "viewer"}).status_code == 200
+    tokens = reverse("admin:accounts_operatortoken_changelist")
+    assert client.get(tokens, {"user__password__startswith": "a"}).status_code == 400
+
+
+def test_a_row_is_found_by_its_id_and_its_names(client: Client, system: Actor) -> None:
+    tenant, other = make_tenant(system, name="Aardvark"), make_tenant(system, name="Zebra")
+    address = reverse("admin:tenants_tenant_changelist")
+    for wanted in (tenant.id, tenant.slug, "aardv"):
+        text = client.get(address, {"q": wanted}).content.decode()
+        assert tenant.id in text
+        assert other.id not in text
+    for label in SHOWN:
+        assert client.get(reverse(f"admin:{label.replace('.', '_').lower()}_changelist"), {"q": "7"}).status_code == 200
+
+
+@pytest.mark.parametrize("address", ["accounts/user/?email=%00", "accounts/user/?q=%00", "accounts/user/a%00/change/"])
+def test_nul_is_found_nowhere(client: Client, address: str) -> None:
+    assert client.get(f"/staff/{address}").status_code == 404
