@@ -5,7 +5,8 @@
              the waker, every 15 s, for what is queued or lapsed
 
 At most one row of a kind is queued or running, so a message that comes while another worker is at it does nothing, and
-one that comes after a worker was killed takes its job over once the lease has lapsed. A body may therefore be run
+one that comes after a worker was killed takes its job over once the lease has lapsed. Only beat's message makes a row
+where none waits: a wake-up call may come twice, and its job is no other's. A body may therefore be run
 again from its beginning: each does what is left to do, in transactions of its own. Finished rows are kept by number,
 failures apart, so that what runs every minute does not push out why the night's run failed.
 """
@@ -74,8 +75,8 @@ def background(name: str, *, reports: bool = False) -> Callable[[Body], Any]:
 
     def decorate(body: Body) -> Any:
         @functools.wraps(body)
-        def run_kind() -> None:
-            run(_kinds[name])
+        def run_kind(is_wake_up: bool = False) -> None:
+            run(_kinds[name], is_wake_up=is_wake_up)
 
         task = shared_task(soft_time_limit=LIMIT_S, time_limit=LIMIT_S + 60)(run_kind)
         what = " ".join((body.__doc__ or "").split())
@@ -91,14 +92,14 @@ def kinds() -> dict[str, Kind]:
     return dict(sorted(_kinds.items()))
 
 
-def run(kind: Kind) -> bool:
-    """Run the job of this kind that waits, or else a new one; returns whether it succeeded.
+def run(kind: Kind, *, is_wake_up: bool = False) -> bool:
+    """Run the job of this kind that waits, or else, unless it ``is_wake_up``, a new one; returns whether it succeeded.
 
     Mistakes are written down as its error and raised as well. Where another worker is at it, nothing happens.
     """
-    job = _taken(kind)
+    job = _taken(kind, is_wake_up=is_wake_up)
     if job is None:
-        logger.info("job.under_way", kind=kind.name)
+        logger.info("job.none_waits" if is_wake_up else "job.under_way", kind=kind.name)
         return False
     rows = BackgroundJob.objects.all()
     try:
@@ -119,8 +120,8 @@ def run(kind: Kind) -> bool:
     return _end(job, JobState.SUCCEEDED, outcome=outcome or "", progress=1.0)
 
 
-def _taken(kind: Kind) -> BackgroundJob | None:
-    """The job of this kind, leased to the caller; None if another worker has it."""
+def _taken(kind: Kind, *, is_wake_up: bool = False) -> BackgroundJob | None:
+    """The job of this kind, leased to the caller; None if another worker has it, or has had it."""
     rows = BackgroundJob.objects.filter(kind=kind.name)
     waiting = rows.filter(free(utc_now())).first()
     if waiting is not None and waiting.attempts >= MAX_ATTEMPTS:
@@ -129,6 +130,8 @@ def _taken(kind: Kind) -> BackgroundJob | None:
     if waiting is not None:
         lease = take_lease(rows, waiting.id)
         return rows.filter(pk=waiting.id, lease=lease).first() if lease else None
+    if is_wake_up:
+        return None
     try:
         with transaction.atomic():
             return BackgroundJob.objects.create(
@@ -173,7 +176,9 @@ def _forget_old(kind: str) -> None:
 def wake(kind: Kind) -> None:
     """Send the wake-up call. The row is the truth: if the broker is away, the waker calls again within seconds."""
     try:
-        current_app.send_task(kind.task, queue=kind.queue, retry=False, expires=WAKE_EXPIRES_S)
+        current_app.send_task(
+            kind.task, kwargs={"is_wake_up": True}, queue=kind.queue, retry=False, expires=WAKE_EXPIRES_S
+        )
     except OperationalError:
         logger.warning("job.wake_up_failed", kind=kind.name)
 

@@ -173,6 +173,37 @@ class TestRun:
         assert list(rows.filter(state="succeeded").order_by("id").values_list("outcome", flat=True)) == ["2", "3", "4"]
 
 
+def take_messages(queue: str = "default") -> int:
+    """Run what the broker holds, as a worker would; returns how many messages there were."""
+    from controlplane.celery import app
+
+    n_taken = 0
+    with app.connection_for_read() as broker, broker.SimpleQueue(queue) as messages:
+        while True:
+            try:
+                message = messages.get_nowait()
+            except messages.Empty:
+                return n_taken
+            message.ack()
+            args, kwargs, _ = message.payload
+            app.tasks[message.headers["task"]].apply(args, kwargs, throw=True)
+            n_taken += 1
+
+
+def test_a_job_that_is_called_for_twice_runs_once_and_the_schedule_makes_another(
+    committed_db: None, system: Actor
+) -> None:
+    from controlplane.celery import app
+
+    row = start_job(actor=system, kind="usage-close-statements")
+    assert wake_lapsed() == [row.id]
+    assert take_messages() == 2
+    (done,) = BackgroundJob.objects.all()
+    assert (done.id, done.state, done.trigger, done.attempts) == (row.id, "succeeded", "request", 1)
+    app.tasks[kinds()["usage-close-statements"].task].apply(throw=True)
+    assert [each.trigger for each in BackgroundJob.objects.order_by("id")] == ["request", "schedule"]
+
+
 @pytest.mark.django_db
 class TestStopping:
     def test_a_queued_one_that_was_cancelled_never_runs(self, system: Actor) -> None:
