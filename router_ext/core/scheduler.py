@@ -468,17 +468,19 @@ class Scheduler:
             opened[spec.request_id] = heir, request
         self._fleet.start_outage(now)
         queues: dict[TierQueue, None] = {}
-        for given in event.requests:
-            found = opened.pop(given.request.request_id, None)
-            if found is None:
-                continue
-            heir, request = found
-            can_fit = self._books.plan(request)
+        names = [heir.request.request_id for heir in event.requests]
+        heirs = [opened.pop(name) for name in names if name in opened]
+        # All of them wait before the first is running again: a queue that becomes empty in between would lift whoever
+        # comes after it, to what its own tenant is ahead.
+        fitting: dict[RequestId, bool] = {}
+        for _, request in heirs:
+            fitting[request.request_id] = self._books.plan(request)
             self._books.enqueue(request, Trigger.QUEUE, now)
+        for heir, request in heirs:
             standing = heir.standing
             if standing.backend is not None:
                 self._books.inherit(request, standing, self._fleet.place(standing.backend), now)
-            elif not can_fit:
+            elif not fitting[request.request_id]:
                 self._limits.expire_too_large(request, now, actions)
             else:
                 queues[request.queue] = None

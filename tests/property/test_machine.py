@@ -469,3 +469,19 @@ TestSchedulerMachine.settings = settings(
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
+
+
+def test_a_successor_lifts_nobody_while_it_takes_requests_in() -> None:
+    """Of both tenants one request runs and one waits, and one is ahead: taking in what runs empties queues."""
+    machine = SchedulerMachine()
+    config = build_pool(
+        pool={"name": "p", "min_slice_tokens": 4, "headroom_ratio": 0.0, "waste_ratio": 1.0},
+        backends=[],
+        tiers=[{"name": "chat", "rank": 1}, {"name": "batch", "rank": 0}],
+        tenants=[{"tenant": "ten_a", "weight": 1.0}, {"tenant": "ten_b", "weight": 0.5}],
+        groups=[],
+    )
+    machine.start(config=config, is_crowded=True)
+    assert machine.leads() == {"ten_a": 0.0, "ten_b": pytest.approx(16.0)}
+    machine.hand_over(rounds=1)
+    assert machine.leads() == {"ten_a": 0.0, "ten_b": pytest.approx(16.0)}
