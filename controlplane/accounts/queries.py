@@ -20,6 +20,11 @@ def first_operator() -> User | None:
     return people.order_by("-role", "id").first()
 
 
+def has_anybody_signed_in() -> bool:
+    """False on an installation that nobody has used yet."""
+    return User.objects.exclude(last_login=None).exists()
+
+
 def members(*, actor: Actor) -> QuerySet[User]:
     """Everybody's accounts, or those of the own tenant."""
     return visible(User.objects.select_related("tenant"), actor=actor).order_by("email")

@@ -17,7 +17,7 @@ from django.utils.safestring import mark_safe
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
-from controlplane.accounts import actions, second_factor, totp
+from controlplane.accounts import actions, queries, second_factor, totp
 from controlplane.accounts.middleware import FACTOR_GIVEN
 from controlplane.accounts.models import User
 from controlplane.common.errors import Conflict, TooManyAttempts
@@ -87,6 +87,14 @@ def _address(request: HttpRequest) -> str:
     return str(request.META.get("REMOTE_ADDR", ""))
 
 
+def _answer(request: HttpRequest, page: str, context: dict[str, object], status: int, wait_s: int) -> HttpResponseBase:
+    """A step of signing in; ``wait_s``: before the next attempt, 0 for none."""
+    answer = render(request, page, context, status=status)
+    if wait_s:
+        answer["Retry-After"] = str(wait_s)
+    return answer
+
+
 def open_session(request: HttpRequest, user: User, *, is_factor_given: bool) -> None:
     login(request, user)
     request.session[FACTOR_GIVEN] = is_factor_given
@@ -98,7 +106,7 @@ def open_session(request: HttpRequest, user: User, *, is_factor_given: bool) -> 
 def sign_in(request: HttpRequest) -> HttpResponseBase:
     """Email and password; failures look alike and slow down further ones. Who has a second factor gives a code next."""
     form = SignInForm(request.POST or None)
-    status = 200
+    status, wait_s = 200, 0
     if request.method == "POST" and form.is_valid():
         try:
             user = actions.authenticate_password(
@@ -106,7 +114,7 @@ def sign_in(request: HttpRequest) -> HttpResponseBase:
             )
         except TooManyAttempts as problem:
             form.add_error(None, problem.message)
-            status = 429
+            status, wait_s = 429, problem.retry_after_s
         else:
             if user is not None and user.has_second_factor:
                 # The password may change meanwhile: what was proved holds for the present one only.
@@ -118,12 +126,13 @@ def sign_in(request: HttpRequest) -> HttpResponseBase:
                 return redirect(_next(request))
             form.add_error(None, "Email or password is wrong.")
             status = 401
-    return render(
-        request,
-        "console/sign_in.html",
-        {"form": form, "next": request.GET.get("next", ""), "oidc": settings.OIDC_NAME},
-        status=status,
-    )
+    context = {
+        "form": form,
+        "next": request.GET.get("next", ""),
+        "oidc": settings.OIDC_NAME,
+        "is_first_start": not queries.has_anybody_signed_in(),
+    }
+    return _answer(request, "console/sign_in.html", context, status, wait_s)
 
 
 def _half_signed_in(request: HttpRequest) -> tuple[User, str] | None:
@@ -147,13 +156,13 @@ def sign_in_code(request: HttpRequest) -> HttpResponseBase:
         return redirect("console:sign_in")
     user, address = half
     form = CodeForm(request.POST or None)
-    status = 200
+    status, wait_s = 200, 0
     if request.method == "POST" and form.is_valid():
         try:
             is_right = second_factor.give_code(user=user, code=form.cleaned_data["code"], address=_address(request))
         except TooManyAttempts as problem:
             form.add_error(None, problem.message)
-            status = 429
+            status, wait_s = 429, problem.retry_after_s
         else:
             if is_right:
                 del request.session[HALF_SIGNED_IN]
@@ -165,7 +174,7 @@ def sign_in_code(request: HttpRequest) -> HttpResponseBase:
         "form": form, "heading": "Second step", "submit": "Sign in", "width": "narrow", "lead": user.email,
         "back": reverse("console:sign_in"),
     }  # fmt: skip
-    return render(request, "console/form.html", context, status=status)
+    return _answer(request, "console/form.html", context, status, wait_s)
 
 
 NEW_SECRET = "new_second_factor"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django import forms
+from django.conf import settings
 from django.contrib import messages
 from django.db.models import Q, TextField, Value
 from django.db.models.functions import Cast, Coalesce
@@ -18,12 +19,12 @@ from controlplane.accounts import actions, invitations, queries, second_factor
 from controlplane.accounts.models import TENANT_ROLES, Role, User
 from controlplane.common.actor import Actor, Scope, system_actor
 from controlplane.common.clock import utc_now
-from controlplane.common.errors import Invalid, NotFound
+from controlplane.common.errors import ControlPlaneError, Invalid, NotFound
 from controlplane.common.validation import get_or_not_found, without_nul
 from controlplane.console.frame import VersionedForm, act, actor_of, apply, of_members
 from controlplane.console.pickers import TenantField
 from controlplane.console.sorting import Column, asked_page
-from controlplane.console.views.account import ChosenPasswordForm
+from controlplane.console.views.account import ChosenPasswordForm, open_session
 from controlplane.tenants.queries import tenants
 
 SHOWN = 200
@@ -191,7 +192,7 @@ def revoke_invitation(request: HttpRequest, invitation_id: str) -> HttpResponseB
 @never_cache
 @require_http_methods(["GET", "POST"])
 def accept(request: HttpRequest, text: str) -> HttpResponseBase:
-    """Where the link of an invitation leads: choose a password, once."""
+    """Where the link of an invitation leads: choose a password, once, and be signed in by it."""
     try:
         invitation = invitations.open_invitation(text)
     except NotFound as problem:
@@ -200,13 +201,17 @@ def accept(request: HttpRequest, text: str) -> HttpResponseBase:
     if request.method == "POST" and form.is_valid():
         values = {name: form.cleaned_data[name] for name in ("name", "password")}
         try:
-            invitations.accept_invitation(actor=system_actor("invitation"), text=text, **values)
+            user = invitations.accept_invitation(actor=system_actor("invitation"), text=text, **values)
         except Invalid as problem:
             for field, texts in problem.fields.items():
                 form.add_error(field, texts)
+        except ControlPlaneError as problem:
+            # Opened by another one meanwhile: the link a second time, or an account of that email.
+            return render(request, "console/problem.html", {"problem": problem}, status=problem.status)
         else:
-            messages.success(request, "Your account is open. Sign in.")
-            return redirect("console:sign_in")
+            open_session(request, user, is_factor_given=False)
+            messages.success(request, "Your account is open.")
+            return redirect(settings.LOGIN_REDIRECT_URL)
     context = {
         "form": form, "heading": "Welcome to Fairlane", "submit": "Open the account", "width": "narrow",
         "lead": f"{invitation.invited_by} invites {invitation.email} as {invitation.get_role_display()}. "

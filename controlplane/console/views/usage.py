@@ -175,8 +175,16 @@ def _cells(question: Question, row: Row) -> list[dict[str, str]]:
     return cells
 
 
-def _cost(row: Row) -> str:
-    return row.currency if row.cost_pico is None else f"{decimal_text(row.cost_pico)} {row.currency}"
+def _cost(row: Row) -> dict[str, str]:
+    if row.cost_pico is None:
+        return {"text": row.currency, "exact": ""}
+    return {k: f"{text} {row.currency}" for k, text in _amount(row.cost_pico).items()}
+
+
+def _amount(pico: int) -> dict[str, str]:
+    """An amount to be read, and to the last decimal."""
+    is_tiny = 0 < pico < PICO // 100
+    return {"text": "< 0.01" if is_tiny else f"{round(Decimal(pico) / PICO, 2):,}", "exact": decimal_text(pico)}
 
 
 @require_safe
@@ -203,10 +211,7 @@ def _shown(question: Question, found: Report) -> dict[str, Any]:
         "report": found,
         "heads": heads + [LABELS[name] for name in question.by],
         "rows": [{"row": row, "cells": _cells(question, row), "cost": _cost(row)} for row in found.rows],
-        "costs": [
-            {"currency": c, "exact": decimal_text(pico), "text": f"{round(Decimal(pico) / PICO, 2):,}"}
-            for c, pico in sorted(found.costs.items())
-        ],
+        "costs": [{"currency": currency, **_amount(pico)} for currency, pico in sorted(found.costs.items())],
         "chart": _chart(question),
         "filters": dict(question.filters),
         "query": _query(question),

@@ -71,8 +71,12 @@ def test_a_link_opens_one_account_once(tenant: Tenant) -> None:
     chosen = {"name": "New One", "password": PASSWORD, "repeated": PASSWORD}
     weak = {**chosen, "password": "short", "repeated": "short"}
     assert "too short" in stranger.post(link, weak).content.decode()
-    assert stranger.post(link, chosen).status_code == 302
+    opened = stranger.post(link, chosen, follow=True)
+    assert opened.redirect_chain[-1] == ("/", 302), opened.redirect_chain
+    assert (opened.status_code, opened.wsgi_request.user.email) == (200, "new@example.test")
+    assert "Your account is open." in opened.content.decode()
     assert stranger.post(link, chosen).status_code == 404
+    stranger = Client()
     user = User.objects.get(email="new@example.test")
     assert (user.role, user.tenant, user.name) == (Role.TENANT_ADMIN, tenant, "New One")
     answer = stranger.post(reverse("console:sign_in"), {"email": user.email, "password": PASSWORD})
@@ -83,6 +87,14 @@ def test_a_link_opens_one_account_once(tenant: Tenant) -> None:
         "invitation.created", "invitation.accepted",
     }  # fmt: skip
     assert link.rstrip("/").rpartition("/")[2] not in str(list(AuditEntry.objects.values()))
+
+
+def test_a_link_whose_email_has_an_account_meanwhile_says_so(owner: User) -> None:
+    _, text = invite(actor=owner.actor, email="a@example.test", role=Role.VIEWER)
+    make_user(email="a@example.test")
+    link = reverse("console:invitation", args=[text])
+    answer = Client().post(link, {"name": "", "password": PASSWORD, "repeated": PASSWORD})
+    assert (answer.status_code, "exists" in answer.content.decode()) == (409, True)
 
 
 def test_an_invitation_that_lapsed_or_was_taken_back_opens_nothing(owner: User, system: Actor) -> None:

@@ -247,6 +247,22 @@ def test_rest(api: ApiClient, system: Actor) -> None:
         assign_price_list(actor=member, tenant_id=tenant.id, price_list=None)
 
 
+def test_the_usage_page_groups_costs_and_keeps_their_last_decimal(system: Actor) -> None:
+    create_price_list(actor=system, name="a", currency="EUR", prices=[price("2026-01-01", 150_000, 0)])
+    for n_tokens in (60_296_358_579, 1_000, 0):
+        tenant = make_tenant(system)
+        assign_price_list(actor=system, tenant_id=tenant.id, price_list="a")
+        book(usage_event(tenant=tenant.id, arrived_at_us=to_us(NOW) - 1, prompt_tokens=n_tokens, output_tokens=0))
+    page = signed_in("operator").get("/usage/?from_day=2026-11-20&to_day=2026-11-20&group_by=tenant")
+    costs = {(row["cost"]["text"], row["cost"]["exact"]) for row in page.context["rows"]}
+    assert costs == {
+        ("9,044.45 EUR", "9044.453786850000 EUR"),
+        ("< 0.01 EUR", "0.000150000000 EUR"),
+        ("0.00 EUR", "0.000000000000 EUR"),
+    }
+    assert 'title="9044.453786850000 EUR">9,044.45 EUR</td>' in page.content.decode()
+
+
 def test_the_pages_round_trip_every_field(system: Actor) -> None:
     client: Client = signed_in("operator")
     form = {"name": "a", "currency": "EUR", "timezone": "Europe/Berlin",

@@ -62,6 +62,20 @@ def test_guessing_waits_longer_each_time_and_elsewhere_the_owner_still_signs_in(
     assert caught.value.retry_after_s > first
 
 
+def test_the_page_says_when_to_try_again(user: User) -> None:
+    page, wrong = Client(), {"email": user.email, "password": "wrong"}
+    answers = [page.post("/sign-in/", wrong) for _ in range(6)]
+    assert [each.status_code for each in answers] == [401] * 5 + [429]
+    assert 1 <= int(answers[-1]["Retry-After"]) <= 2
+    assert all("Retry-After" not in each for each in answers[:5])
+
+
+def test_the_page_tells_of_the_first_start_until_somebody_has_signed_in(user: User) -> None:
+    assert "First start?" in Client().get("/sign-in/").content.decode()
+    assert Client().post("/sign-in/", {"email": user.email, "password": PASSWORD}).status_code == 302
+    assert "First start?" not in Client().get("/sign-in/").content.decode()
+
+
 def test_one_address_cannot_try_many_accounts(user: User) -> None:
     for n in range(20):
         assert attempt("wrong", email=f"person{n}@example.test") is None
