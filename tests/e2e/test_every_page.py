@@ -10,10 +10,12 @@ import csv
 import io
 import json
 import re
+from zoneinfo import ZoneInfo
 
 import pytest
 from playwright.sync_api import Locator, expect
 
+from controlplane.common.clock import utc_now
 from tests.support.console_pages import (
     MARK,
     NOT_OURS,
@@ -187,13 +189,25 @@ def rows_of(figure: Locator) -> list[list[str]]:
     return figure.evaluate("f => [...f.querySelectorAll('tbody tr')].map(r => [...r.cells].map(c => c.textContent))")
 
 
-def point_at(figure: Locator, across: float, *, down: float = 0.5) -> None:
+def point_at(figure: Locator, across: float) -> None:
     """Move the mouse to a place of the plot, from 0 to 1."""
     area = figure.locator(".u-over")
-    area.scroll_into_view_if_needed()
     box = area.bounding_box()
     assert box is not None
-    figure.page.mouse.move(box["x"] + across * box["width"], box["y"] + down * box["height"])
+    area.hover(position={"x": across * box["width"], "y": 0.5 * box["height"]})  # waits until it stands still
+
+
+PAINTED = """async figure => {
+    for (let n = 0; n < 3; n++) await new Promise(requestAnimationFrame);
+    const colour = getComputedStyle(figure.querySelector("button.series > i")).backgroundColor;
+    const [r, g, b] = colour.match(/\\d+/g).map(Number);
+    const canvas = figure.querySelector("canvas");
+    const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+    for (let i = 0; i < data.length; i += 4)
+        if (data[i] === r && data[i + 1] === g && data[i + 2] === b && data[i + 3] === 255) return true;
+    return false;
+}"""
+"""Whether a plot is painted in the colour that its legend has."""
 
 
 def test_live_plots_are_read_off_and_outlive_a_refresh(console: Console) -> None:
@@ -218,8 +232,9 @@ def test_live_plots_are_read_off_and_outlive_a_refresh(console: Console) -> None
     assert page.evaluate("() => kept.every((each, i) => each === document.querySelectorAll('.drawn canvas')[i])")
     expect(ttft.locator("button.series").last).to_have_attribute("aria-pressed", "false")
 
+    page.mouse.move(1, 1)
     point_at(tokens, 0.5)
-    assert reading(tokens)[1] == "–"
+    expect(tokens.locator("button.series b")).to_have_text("–")
     every = tokens.get_by_role("button", name="Show all")
     point_at(tokens, 0.2)
     page.mouse.down()
@@ -245,5 +260,7 @@ def test_the_plot_of_usage_is_in_the_zone_of_the_page(console: Console) -> None:
     assert reading(figure) == used
     assert used[0].endswith("+0530")
     assert figure.locator(".at").inner_text().endswith("Asia/Kolkata")
-    assert rows[-1][1] == "–", "the last hour of today is not over, and nothing is known of it"
+    assert rows[-1][1] == ("–" if utc_now().astimezone(ZoneInfo("Asia/Kolkata")).hour < 23 else "0")
+    looking.page.emulate_media(color_scheme="dark")
+    assert figure.evaluate(PAINTED), "bars have not the colours that the sheet has now"
     assert looking.faults() == []
