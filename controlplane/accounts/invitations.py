@@ -41,8 +41,9 @@ def invite(
 ) -> tuple[Invitation, str]:
     """An invitation and the text of its link, which is shown this once and kept nowhere.
 
-    A tenant's admin invites into the own tenant. An invitation that is still open for the email is revoked: the last
-    one counts.
+    A tenant's admin invites into the own tenant, and learns of an address that is another's no more than that: neither
+    whose, nor whether it has an account or an invitation. An invitation that is still open for the email is revoked:
+    the last one counts.
 
     Args:
         tenant: id or short name. managed_by: as of ``Managed``; the account carries it on.
@@ -53,12 +54,14 @@ def invite(
     check_role(checks, actor=actor, role=role, tenant=tenant)
     checks.manager(managed_by)
     checks.done()
-    if User.objects.filter(email=email).exists():
-        raise Conflict(f"an account for {email} exists")
+    taken = Conflict(f"{email} cannot be invited: the address is in use elsewhere")
+    account = User.objects.filter(email=email).first()
+    if account is not None:
+        raise Conflict(f"an account for {email} exists") if actor.tenant in (None, account.tenant_id) else taken
     for earlier in Invitation.objects.select_for_update().filter(email=email, accepted_at=None, revoked_at=None):
         # One that has lapsed is nobody's any more.
         if earlier.expires_at > utc_now() and actor.tenant not in (None, earlier.tenant_id):
-            raise Conflict(f"{email} is invited already")
+            raise taken
         _revoke(actor, earlier)
     text, _ = secrets.generate_token(PREFIX)
     invitation = Invitation.objects.create(

@@ -118,8 +118,18 @@ def test_a_tenants_admin_invites_into_the_own_tenant_only(tenant: Tenant, system
         with pytest.raises(Invalid):
             invite(actor=admin, email="b@example.test", role=role, tenant=other)
     invite(actor=owner.actor, email="c@example.test", role=Role.VIEWER)
-    with pytest.raises(Conflict):
-        invite(actor=admin, email="c@example.test", role=Role.TENANT_MEMBER)
+    invite(actor=owner.actor, email="e@example.test", role=Role.TENANT_ADMIN, tenant=make_tenant(system).id)
+    make_user(role=Role.OPERATOR, email="f@example.test")
+    make_user(role=Role.TENANT_ADMIN, email="g@example.test", tenant=make_tenant(system).id)
+    told = set()
+    for email in (f"{letter}@example.test" for letter in "cefg"):
+        with pytest.raises(Conflict) as refused:
+            invite(actor=admin, email=email, role=Role.TENANT_MEMBER)
+        told.add(refused.value.message.replace(email, ""))
+    assert told == {" cannot be invited: the address is in use elsewhere"}
+    make_user(role=Role.TENANT_MEMBER, email="h@example.test", tenant=tenant.id)
+    with pytest.raises(Conflict, match="exists"):
+        invite(actor=admin, email="h@example.test", role=Role.TENANT_MEMBER)
     for user in (make_user(role=Role.OPERATOR), make_user(role=Role.TENANT_MEMBER, tenant=tenant.id)):
         with pytest.raises(NotAllowed):
             invite(actor=user.actor, email="d@example.test", role=Role.TENANT_MEMBER, tenant=tenant.id)
