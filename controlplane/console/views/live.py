@@ -34,6 +34,8 @@ STALE_S = 25
 """The row of an instance is renewed every ten seconds."""
 FORGOTTEN_S = 86_400
 """An instance that was not heard of for so long is gone: REST names it, the page does not."""
+IN_TIME, LATE_OF = 0.95, 20
+"""Below this ratio of that many first tokens or more a tier is late, as is its p95."""
 SHOWN_TENANTS = 10
 """Tenants of a pool where several pools are shown."""
 
@@ -178,7 +180,7 @@ def _now(actor: Actor, fleet: Fleet, wanted: str) -> dict[str, Any]:
     pictures = [_picture(pool, seen[pool], names, fleet, is_whole=bool(wanted)) for pool in shown if pool in seen]
     silent = [fleet.pools[pool] for pool in shown if pool not in seen]
     full_disks = [(name, beat.overflow_events) for name, beat in sorted(beats.items()) if beat.overflow_events]
-    problems += [problem for picture in pictures for problem in _backend_problems(picture)]
+    problems += [problem for picture in pictures for problem in (*_backend_problems(picture), *_late(picture))]
     return {
         "at": utc_now(),
         "routers": routers,
@@ -312,6 +314,15 @@ def _sum_of(tenants: list[TenantNow]) -> TenantNow | None:
         service=sum(t.service or 0.0 for t in told) if told else None,
         entitled=sum(t.entitled or 0.0 for t in told) if told else None,
     )
+
+
+def _late(picture: PoolPicture) -> list[str]:
+    """Tiers that miss their target more often than one may by chance; without figures, which change all the time."""
+    return [
+        f"First tokens of {name} are late in {picture.name}."
+        for name, tier in picture.now.tiers.items()
+        if tier.requests >= LATE_OF and (ratio := tier.in_time_ratio) is not None and ratio < IN_TIME
+    ]
 
 
 def _backend_problems(picture: PoolPicture) -> list[str]:

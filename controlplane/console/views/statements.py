@@ -11,7 +11,6 @@ from django.views.decorators.http import require_safe
 from controlplane.common.validation import get_or_not_found, without_nul
 from controlplane.console.frame import actor_of, of_tenants
 from controlplane.console.sorting import Column, asked_page
-from controlplane.usage.prices import decimal_text
 from controlplane.usage.statements import statements
 from controlplane.usage.statements_api import statement_response
 
@@ -26,7 +25,10 @@ COLUMNS = (
 
 def money(micro: int | None) -> str:
     """An amount with its six decimals; "" without one."""
-    return "" if micro is None else decimal_text(int(micro) * 10**6)[:-6]
+    if micro is None:
+        return ""
+    whole, rest = divmod(abs(int(micro)), 10**6)
+    return f"{'-' if micro < 0 else ''}{whole:,}.{rest:06d}"
 
 
 @require_safe
@@ -51,7 +53,14 @@ def detail(request: HttpRequest, statement_id: str) -> HttpResponseBase:
     context = {
         "statement": row,
         "amount": money(row.amount_micro),  # type: ignore[arg-type] # a whole number
-        "lines": [{"line": line, "amount": money(line.amount_micro)} for line in lines],  # type: ignore[arg-type] # whole
+        "lines": [
+            {
+                "line": line,
+                "amount": money(line.amount_micro),  # type: ignore[arg-type] # a whole number
+                "prices": [money(line.prompt_micro), money(line.output_micro)],
+            }
+            for line in lines
+        ],
     }
     return render(request, "console/statement.html", context)
 

@@ -261,6 +261,20 @@ class TestNews:
         assert "is down" in news
         assert said(news) != said(page)
 
+    @pytest.mark.parametrize(
+        ("n_late", "n", "is_late"), [(1, 20, False), (2, 20, True), (19, 19, False), (50, 1_000, False)]
+    )
+    def test_a_tier_that_misses_its_target_is_not_well(
+        self, pool: Pool, viewer_client: Client, n_late: int, n: int, is_late: bool
+    ) -> None:
+        times = [3_000] * n_late + [100] * (n - n_late)
+        tiers = [counted("interactive", times, ttft_target_s=2.0, in_time=n - n_late), counted("batch", [9_000] * 99)]
+        tell(pools=[PoolState(pool=pool.id, policy="fifo", recent_s=300, tiers=tiers)])
+        page = shown(viewer_client)
+        assert (f"First tokens of interactive are late in {pool.name}." in page) is is_late
+        assert ("All is well" in page) is not is_late
+        assert "of batch are late" not in page
+
     def test_a_router_that_was_heard_of_and_is_silent_is_a_problem(self, pool: Pool, viewer_client: Client) -> None:
         tell(router="rtr_a")
         RouterStatus.objects.update(seen_at=utc_now() - timedelta(minutes=3))

@@ -13,6 +13,7 @@ from django.urls import reverse
 
 from controlplane.common.actor import Actor
 from controlplane.common.clock import to_us
+from controlplane.console.views.statements import money
 from controlplane.tenants.actions import update_tenant
 from controlplane.tenants.models import Tenant
 from controlplane.usage import ingest as ingestion
@@ -173,8 +174,21 @@ def test_statements_are_shown_to_the_tenants_own_people_and_exported(
     assert (line["tenant_name"], line["model"], line["amount_micro"]) == ("'=Chat", "'+model", "2")
     client = signed_in("viewer")
     assert "0.000002 EUR" in client.get(reverse("console:statements")).content.decode()
-    assert "0.000002 EUR" in client.get(reverse("console:statement", args=[statement.id])).content.decode()
+    page = client.get(reverse("console:statement", args=[statement.id])).content.decode()
+    assert "0.000002 EUR" in page
+    assert '<td>2026-09-15</td><td class="num">0.000001</td><td class="num">0.000001</td>' in page
     assert client.get(reverse("console:statement_csv", args=[statement.id])).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("micro", "text"),
+    [
+        (None, ""), (0, "0.000000"), (-1, "-0.000001"), (-59_697_284_970, "-59,697.284970"),
+        (10**37 + 1, "10,000,000,000,000,000,000,000,000,000,000.000001"),
+    ],
+)  # fmt: skip
+def test_amounts_are_grouped_and_exact(micro: int | None, text: str) -> None:
+    assert money(micro) == text
 
 
 # --- reconciliation ---
