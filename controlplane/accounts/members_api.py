@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from django.urls import reverse
-from drf_spectacular.utils import extend_schema, extend_schema_view
+from drf_spectacular.utils import OpenApiParameter, extend_schema, extend_schema_view
 from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.response import Response
@@ -57,7 +57,12 @@ class NewPasswordSerializer(MemberSerializer):
 
 
 @extend_schema_view(
-    list=extend_schema(responses={200: MemberSerializer(many=True), **PROBLEMS}),
+    list=extend_schema(
+        responses={200: MemberSerializer(many=True), **PROBLEMS},
+        parameters=[
+            OpenApiParameter("q", str, description="A part of the email or name, or a tenant's short name"),
+        ],
+    ),
     retrieve=extend_schema(responses={200: MemberSerializer, **PROBLEMS}),
     partial_update=extend_schema(
         request=MemberChangesSerializer, responses={200: MemberSerializer, **PROBLEMS}, parameters=[IF_MATCH]
@@ -76,9 +81,10 @@ class MemberViewSet(ReadViewSet):
     }
     queryset = User.objects.none()
     serializer_class = MemberSerializer
+    sorted_by = queries.SORTED_BY
 
     def get_queryset(self) -> Any:
-        return queries.members(actor=self.actor)
+        return queries.members(actor=self.actor, search=self.request.query_params.get("q", "").strip())
 
     def partial_update(self, request: Any, pk: str) -> Response:
         changes: Any = self.checked(MemberChangesSerializer, is_partial=True)

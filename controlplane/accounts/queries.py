@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet, TextField, Value
+from django.db.models.functions import Cast, Coalesce
 
 from controlplane.accounts.models import Invitation, OperatorToken, Role, User
 from controlplane.common.access import visible
 from controlplane.common.actor import Actor
+from controlplane.common.sorting import SortKey
 
 
 def tokens(*, actor: Actor) -> QuerySet[OperatorToken]:
@@ -25,9 +27,26 @@ def has_anybody_signed_in() -> bool:
     return User.objects.exclude(last_login=None).exists()
 
 
-def members(*, actor: Actor) -> QuerySet[User]:
-    """Everybody's accounts, or those of the own tenant."""
-    return visible(User.objects.select_related("tenant"), actor=actor).order_by("email")
+SORTED_BY = {
+    "email": SortKey(by="email"),
+    "name": SortKey(by="name"),
+    "role": SortKey(by="role"),
+    "tenant": SortKey(by=Coalesce("tenant__slug", Value(""))),
+    "last_login": SortKey(by=Coalesce(Cast("last_login", TextField()), Value("", TextField()))),
+}
+"""What ``members`` may be sorted by."""
+
+
+def members(*, actor: Actor, search: str = "") -> QuerySet[User]:
+    """Everybody's accounts, or those of the own tenant.
+
+    Args:
+        search: a part of the email or name, or a tenant's short name; "" for all.
+    """
+    rows = visible(User.objects.select_related("tenant"), actor=actor)
+    if search:
+        rows = rows.filter(Q(email__icontains=search) | Q(name__icontains=search) | Q(tenant__slug=search))
+    return rows.order_by("email")
 
 
 def invitations(*, actor: Actor) -> QuerySet[Invitation]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Mapping
 from typing import Any
 
 from django.core.exceptions import ValidationError as DjangoValidationError
@@ -13,18 +14,29 @@ from rest_framework.pagination import BasePagination
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from controlplane.common.sorting import SortKey, sorted_rows
+
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 1_000
 
 
 class CursorPages(BasePagination):
-    """Keyset pages by primary key, newest first. Ids begin with their time, so the order is that of creation."""
+    """Keyset pages by primary key, newest first. Ids begin with their time, so the order is that of creation.
+
+    A view with ``sorted_by`` takes a parameter ``sort`` as well: a name of these, with - before it for descending.
+    """
 
     def __init__(self) -> None:
         self.next_cursor: str | None = None
 
     def paginate_queryset(self, queryset: Any, request: Request, view: Any = None) -> list[Any]:
         limit = read_limit(request.query_params.get("limit"))
+        sort, keys = request.query_params.get("sort"), getattr(view, "sorted_by", None)
+        if sort and keys:
+            behind = request.query_params.get("cursor", "")
+            found, following = sorted_rows(queryset, keys, sort=sort, cursor=behind, size=limit)
+            self.next_cursor = following or None
+            return found
         rows = queryset.order_by("-pk")
         cursor = request.query_params.get("cursor")
         if cursor:
@@ -57,7 +69,18 @@ class CursorPages(BasePagination):
                 "schema": {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT},
             },
             {"name": "cursor", "in": "query", "required": False, "schema": {"type": "string"}},
+            *([_sort_parameter(keys)] if (keys := getattr(view, "sorted_by", None)) else []),
         ]
+
+
+def _sort_parameter(keys: Mapping[str, SortKey]) -> dict[str, Any]:
+    return {
+        "name": "sort",
+        "in": "query",
+        "required": False,
+        "description": "With - before it: the other way round; left out: newest first. Goes with its own cursors",
+        "schema": {"type": "string", "enum": [f"{sign}{name}" for name in keys for sign in ("", "-")]},
+    }
 
 
 def read_limit(text: str | None) -> int:

@@ -1,23 +1,16 @@
-"""Lists that are sorted by any of their columns and turned page by page, by the database, whatever their length.
-
-A page begins behind the row whose sort key and id the cursor names, so that rows that come or go meanwhile move no
-other row from one page to another.
-"""
+"""Lists whose table is sorted by any of its columns and turned page by page."""
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 from urllib.parse import urlencode
 
-from django.db.models import F, Model, Q, QuerySet
-from django.db.models.expressions import Combinable
+from django.db.models import Model, QuerySet
 
 from controlplane.common.errors import Invalid
+from controlplane.common.sorting import SortKey, sorted_rows
 from controlplane.common.validation import without_nul
 
 M = TypeVar("M", bound=Model)
@@ -25,15 +18,11 @@ M = TypeVar("M", bound=Model)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One column. ``key``: what it is sorted by, a field or an expression that is never null; None: it is not.
-
-    ``is_text``: what kind of key that is; ``is_number``: its cells are numbers.
-    """
+    """One column. ``key``: what it is sorted by; None: it is not. ``is_number``: its cells are numbers."""
 
     name: str
     label: str
-    key: str | Combinable | None = None
-    is_text: bool = True
+    key: SortKey | None = None
     is_number: bool = False
 
 
@@ -73,26 +62,14 @@ def sorted_page(
     Raises:
         Invalid: no such column or cursor.
     """
-    keyed = {column.name: column for column in columns if column.key is not None}
-    sort = given.get("sort") or next(iter(keyed))
-    is_down, name = sort.startswith("-"), sort.removeprefix("-")
-    column = keyed.get(name)
-    if column is None:
-        raise Invalid({"sort": f"one of {', '.join(keyed)}, with - before it or without, not {sort[:40]!r}"})
-    assert column.key is not None
-    key = F(column.key) if isinstance(column.key, str) else column.key
-    keyed_rows: QuerySet[Any] = rows.annotate(_key=key)
-    if cursor := given.get("cursor"):
-        value, pk = _opened(cursor, is_text=column.is_text)
-        side = "lt" if is_down else "gt"
-        keyed_rows = keyed_rows.filter(Q(**{f"_key__{side}": value}) | Q(_key=value, **{f"pk__{side}": pk}))
-    found = list(keyed_rows.order_by(*(("-_key", "-pk") if is_down else ("_key", "pk")))[: size + 1])
-    more = {} if len(found) <= size else {"cursor": _cursor(found[size - 1])}
-    stated = {**{k: v for k, v in kept.items() if v}, "sort": sort}
+    keys = {column.name: column.key for column in columns if column.key is not None}
+    sort = given.get("sort") or next(iter(keys))
+    found, cursor = sorted_rows(rows, keys, sort=sort, cursor=given.get("cursor", ""), size=size)
+    stated = {**{k: v for k, v in kept.items() if v}, "sort": sort, "cursor": cursor}
     return Page(
-        rows=found[:size],
+        rows=found,
         heads=[_head(each, sort, kept) for each in columns],
-        next_query=urlencode({**stated, **more}) if more else "",
+        next_query=urlencode(stated) if cursor else "",
         sort=sort,
     )
 
@@ -122,20 +99,3 @@ def _head(column: Column, sort: str, kept: Mapping[str, str]) -> Head:
     order = "" if not is_here else "descending" if sort.startswith("-") else "ascending"
     query = urlencode({**{k: v for k, v in kept.items() if v}, "sort": turned})
     return Head(column=column, url=f"?{query}", aria_sort=order)
-
-
-def _cursor(row: Any) -> str:
-    text = json.dumps([row._key, row.pk], default=str)
-    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
-
-
-def _opened(cursor: str, *, is_text: bool) -> tuple[Any, str]:
-    try:
-        text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode()
-        value, pk = json.loads(text)
-        is_key = isinstance(value, str if is_text else int | float)
-        if not is_key or not isinstance(pk, str) or "\0" in f"{value}{pk}":
-            raise ValueError("no key of a row")
-    except (ValueError, binascii.Error, RecursionError) as error:
-        raise Invalid({"cursor": "not a cursor of this list"}) from error
-    return value, pk

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_view
+from drf_spectacular.utils import OpenApiExample, OpenApiParameter, extend_schema, extend_schema_view
 from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.response import Response
@@ -107,7 +107,14 @@ _EXAMPLE = OpenApiExample(
 
 
 @extend_schema_view(
-    list=extend_schema(responses={200: TenantSerializer(many=True), **PROBLEMS}),
+    list=extend_schema(
+        responses={200: TenantSerializer(many=True), **PROBLEMS},
+        parameters=[
+            OpenApiParameter("q", str, description="An id, or a part of the name or short name"),
+            OpenApiParameter("slug", str, description="The short name"),
+            OpenApiParameter("state", str, enum=TenantState.values),
+        ],
+    ),
     retrieve=extend_schema(responses={200: TenantSerializer, **PROBLEMS}),
     create=extend_schema(
         request=NewTenantSerializer,
@@ -125,9 +132,12 @@ class TenantViewSet(ReadViewSet):
     scopes: ClassVar[dict[str, Scope]] = {"list": Scope.TENANT_READ, "retrieve": Scope.TENANT_READ}
     queryset = Tenant.objects.none()
     serializer_class = TenantSerializer
+    sorted_by = queries.SORTED_BY
 
     def get_queryset(self) -> Any:
-        return queries.tenants(actor=self.actor)
+        given = self.request.query_params
+        rows = queries.tenants(actor=self.actor, search=given.get("q", "").strip(), state=given.get("state", ""))
+        return rows.filter(slug=given["slug"]) if "slug" in given else rows
 
     def create(self, request: Any) -> Response:
         body = self.checked(NewTenantSerializer)

@@ -2,24 +2,77 @@
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from django.db.models import Max, Min, Q, QuerySet
+from django.db.models import (
+    Case,
+    Count,
+    Max,
+    Min,
+    OuterRef,
+    Q,
+    QuerySet,
+    Subquery,
+    TextField,
+    Value,
+    When,
+)
+from django.db.models.expressions import Combinable
+from django.db.models.functions import Cast, Coalesce, Lower
 
 from controlplane.common.access import visible
 from controlplane.common.actor import Actor
+from controlplane.common.errors import Invalid
 from controlplane.common.limits import LIMITS, limits_record
+from controlplane.common.sorting import SortKey
 from controlplane.common.validation import without_nul
-from controlplane.tenants.models import Group, Tenant, TenantTier
+from controlplane.tenants.models import Group, Tenant, TenantState, TenantTier
 from router_ext.wire.controlplane import GroupRecord, TenantRecord
 
 
-def tenants(*, actor: Actor) -> QuerySet[Tenant]:
-    """Tenants with their tiers."""
-    rows = live_tenants().select_related("default_tier", "group").prefetch_related("tiers")
-    return visible(rows, actor=actor).order_by("slug")
+def _n_limits() -> Combinable:
+    """How many limits a tenant has."""
+    parts: list[Combinable] = [
+        Case(When(**{f"{name}__isnull": False}, then=Value(1)), default=Value(0)) for name in LIMITS
+    ]
+    return functools.reduce(lambda left, right: left + right, parts)
+
+
+_N_TIERS = Subquery(
+    TenantTier.objects.filter(tenant=OuterRef("pk")).values("tenant").annotate(n=Count("*")).values("n")
+)
+SORTED_BY = {
+    "name": SortKey(by=Lower("name")),
+    "state": SortKey(by="state"),
+    "weight": SortKey(by="weight", is_text=False),
+    "group": SortKey(by=Coalesce("group__name", Value(""))),
+    "tiers": SortKey(by=Coalesce(_N_TIERS, 0), is_text=False),
+    "default_tier": SortKey(by=Coalesce("default_tier__name", Value(""))),
+    "waiting": SortKey(by="max_queued", is_text=False),
+    "limits": SortKey(by=_n_limits(), is_text=False),
+    "created": SortKey(by=Cast("created_at", TextField())),
+}
+"""What ``tenants`` may be sorted by."""
+
+
+def tenants(*, actor: Actor, search: str = "", state: str = "") -> QuerySet[Tenant]:
+    """Tenants with their tiers.
+
+    Args:
+        search: an id, or a part of the name or short name; "" for all. state: "" for any.
+
+    Raises:
+        Invalid: no such state.
+    """
+    if state and state not in TenantState.values:
+        raise Invalid({"state": f"one of {', '.join(TenantState.values)}, not {state[:40]!r}"})
+    rows = visible(live_tenants(), actor=actor).select_related("default_tier", "group").prefetch_related("tiers")
+    if search:
+        rows = rows.filter(Q(name__icontains=search) | Q(slug__icontains=search) | Q(pk=search))
+    return (rows.filter(state=state) if state else rows).order_by("slug")
 
 
 def live_tenants() -> QuerySet[Tenant]:

@@ -19,12 +19,14 @@ from zoneinfo import ZoneInfo
 
 import structlog
 from django.db import connection, transaction
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet, TextField
+from django.db.models.functions import Cast
 
 from controlplane.common.access import visible
 from controlplane.common.actor import Actor
 from controlplane.common.clock import utc_now
 from controlplane.common.keeper import Report, unreported
+from controlplane.common.sorting import SortKey
 from controlplane.common.validation import without_nul
 from controlplane.common.zones import find_zone, month_start, next_month
 from controlplane.tenants.models import Tenant
@@ -114,10 +116,22 @@ def usage_between(tenant: str, from_at: datetime, to_at: datetime, changes: Sequ
         }
 
 
-def statements(*, actor: Actor, tenant: str = "") -> QuerySet[Statement]:
+SORTED_BY = {
+    "month": SortKey(by=Cast("month", TextField())),
+    "tenant": SortKey(by="tenant_name"),
+    "timezone": SortKey(by="timezone"),
+    "closed": SortKey(by=Cast("closed_at", TextField())),
+}
+"""What ``statements`` may be sorted by."""
+
+
+def statements(*, actor: Actor, tenant: str = "", search: str = "") -> QuerySet[Statement]:
+    """Statements with their lines, newest first; ``search``: a tenant's id, or a part of its name then."""
     rows = visible(Statement.objects.prefetch_related("lines"), actor=actor)
     if tenant := without_nul(tenant):
         rows = rows.filter(tenant=tenant)
+    if search:
+        rows = rows.filter(Q(tenant=search) | Q(tenant_name__icontains=search))
     return rows.order_by("-id")
 
 

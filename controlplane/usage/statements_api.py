@@ -20,7 +20,7 @@ from controlplane.common.spreadsheet import safe_text
 from controlplane.usage.api import CsvRenderer, wants_csv
 from controlplane.usage.models import Reconciliation, Statement, StatementLine
 from controlplane.usage.reconciliation import reconciliations
-from controlplane.usage.statements import statements
+from controlplane.usage.statements import SORTED_BY, statements
 
 COLUMNS = (
     "statement", "tenant", "tenant_name", "statement_month", "number", "kind", "month", "model", "valid_from",
@@ -56,14 +56,19 @@ class StatementViewSet(UseCaseViewSet):
     what = "statement"
     queryset = Statement.objects.none()
     serializer_class = StatementSerializer
+    sorted_by = SORTED_BY
     renderer_classes = (JSONRenderer, CsvRenderer)
     scopes: ClassVar[dict[str, Scope]] = {"list": Scope.TENANT_READ, "retrieve": Scope.TENANT_READ}
 
     def get_queryset(self) -> Any:
-        return statements(actor=self.actor, tenant=self.request.query_params.get("tenant", ""))
+        given = self.request.query_params
+        return statements(actor=self.actor, tenant=given.get("tenant", ""), search=given.get("q", "").strip())
 
     @extend_schema(
-        parameters=[OpenApiParameter("tenant", str, description="Id of one tenant")],
+        parameters=[
+            OpenApiParameter("tenant", str, description="Id of one tenant"),
+            OpenApiParameter("q", str, description="A tenant's id, or a part of its name then"),
+        ],
         responses={200: StatementSerializer(many=True), **PROBLEMS},
     )
     def list(self, request: Any) -> Response:

@@ -7,8 +7,6 @@ from typing import Any
 from django import forms
 from django.conf import settings
 from django.contrib import messages
-from django.db.models import Q, TextField, Value
-from django.db.models.functions import Cast, Coalesce
 from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -30,13 +28,11 @@ from controlplane.tenants.queries import tenants
 SHOWN = 200
 """Open invitations on the page."""
 COLUMNS = (
-    Column(name="email", label="Email", key="email"),
-    Column(name="name", label="Name", key="name"),
-    Column(name="role", label="Role", key="role"),
-    Column(name="tenant", label="Tenant", key=Coalesce("tenant__slug", Value(""))),
-    Column(
-        name="last_login", label="Last sign-in", key=Coalesce(Cast("last_login", TextField()), Value("", TextField()))
-    ),
+    Column(name="email", label="Email", key=queries.SORTED_BY["email"]),
+    Column(name="name", label="Name", key=queries.SORTED_BY["name"]),
+    Column(name="role", label="Role", key=queries.SORTED_BY["role"]),
+    Column(name="tenant", label="Tenant", key=queries.SORTED_BY["tenant"]),
+    Column(name="last_login", label="Last sign-in", key=queries.SORTED_BY["last_login"]),
     Column(name="state", label="State"),
 )
 ROLE_HELP = {
@@ -107,9 +103,7 @@ def index(request: HttpRequest) -> HttpResponseBase:
     if request.method == "POST" and form.is_valid() and apply(request, form, change):
         form = InviteForm(actor=actor, initial={"role": Role.TENANT_MEMBER})
     search = without_nul(request.GET.get("q", "")).strip()
-    rows = queries.members(actor=actor)
-    if search:
-        rows = rows.filter(Q(email__icontains=search) | Q(name__icontains=search) | Q(tenant__slug=search))
+    rows = queries.members(actor=actor, search=search)
     page, problem = asked_page(rows, COLUMNS, asked=request.GET.dict(), kept=["q"])
     opened = queries.invitations(actor=actor).filter(accepted_at=None, revoked_at=None, expires_at__gt=utc_now())
     context = {

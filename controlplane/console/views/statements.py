@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from django.db.models import Q, TextField
-from django.db.models.functions import Cast
 from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
@@ -11,15 +9,15 @@ from django.views.decorators.http import require_safe
 from controlplane.common.validation import get_or_not_found, without_nul
 from controlplane.console.frame import actor_of, of_tenants
 from controlplane.console.sorting import Column, asked_page
-from controlplane.usage.statements import statements
+from controlplane.usage.statements import SORTED_BY, statements
 from controlplane.usage.statements_api import statement_response
 
 COLUMNS = (
-    Column(name="month", label="Month", key=Cast("month", TextField())),
-    Column(name="tenant", label="Tenant", key="tenant_name"),
-    Column(name="timezone", label="Time zone", key="timezone"),
+    Column(name="month", label="Month", key=SORTED_BY["month"]),
+    Column(name="tenant", label="Tenant", key=SORTED_BY["tenant"]),
+    Column(name="timezone", label="Time zone", key=SORTED_BY["timezone"]),
     Column(name="amount", label="Amount", is_number=True),
-    Column(name="closed", label="Closed", key=Cast("closed_at", TextField())),
+    Column(name="closed", label="Closed", key=SORTED_BY["closed"]),
 )
 
 
@@ -36,9 +34,7 @@ def money(micro: int | None) -> str:
 def index(request: HttpRequest) -> HttpResponseBase:
     """Newest first unless asked otherwise; ``tenant``: an id, or a part of a name."""
     wanted = without_nul(request.GET.get("tenant", "")).strip()
-    rows = statements(actor=actor_of(request)).prefetch_related(None)
-    if wanted:
-        rows = rows.filter(Q(tenant=wanted) | Q(tenant_name__icontains=wanted))
+    rows = statements(actor=actor_of(request), search=wanted).prefetch_related(None)
     page, problem = asked_page(rows, COLUMNS, asked=request.GET.dict(), kept=["tenant"], sort="-month")
     shown = [{"row": row, "amount": money(row.amount_micro)} for row in page.rows]  # type: ignore[arg-type] # whole
     context = {"statements": shown, "page": page, "problem": problem, "wanted": wanted}

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from datetime import timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
 from django import forms
 from django.conf import settings
-from django.db.models import Case, Count, F, OuterRef, Q, Subquery, TextField, Value, When
-from django.db.models.expressions import Combinable
-from django.db.models.functions import Cast, Coalesce, Lower
+from django.db.models import F
 from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -23,7 +20,7 @@ from controlplane.accounts.queries import members
 from controlplane.common.actor import Actor, Scope
 from controlplane.common.clock import utc_now
 from controlplane.common.errors import Invalid
-from controlplane.common.limits import LIMITS, Limited, limit_fields
+from controlplane.common.limits import Limited, limit_fields
 from controlplane.common.validation import get_or_not_found, without_nul
 from controlplane.common.zones import find_zone
 from controlplane.console import charts
@@ -34,7 +31,7 @@ from controlplane.keys import actions as key_actions
 from controlplane.keys import queries as key_queries
 from controlplane.keys.models import ApiKey
 from controlplane.tenants import actions, bulk, queries
-from controlplane.tenants.models import Tenant, TenantState, TenantTier
+from controlplane.tenants.models import Tenant, TenantState
 from controlplane.tiers import queries as tier_queries
 from controlplane.usage.quotas import quota_use
 from controlplane.usage.report import usage_question, usage_report
@@ -42,18 +39,6 @@ from controlplane.usage.report import usage_question, usage_report
 PAGE = 100
 USAGE_DAYS = 30
 _SERIES = (("prompt_tokens", "prompt tokens"), ("output_tokens", "output tokens"))
-
-_N_TIERS = Subquery(
-    TenantTier.objects.filter(tenant=OuterRef("pk")).values("tenant").annotate(n=Count("*")).values("n")
-)
-
-
-def _n_limits() -> Combinable:
-    """How many limits a tenant has."""
-    parts: list[Combinable] = [
-        Case(When(**{f"{name}__isnull": False}, then=Value(1)), default=Value(0)) for name in LIMITS
-    ]
-    return functools.reduce(lambda left, right: left + right, parts)
 
 
 class TenantForm(LimitedForm):
@@ -155,15 +140,15 @@ def _tenant(request: HttpRequest, tenant_id: str) -> Tenant:
 
 
 COLUMNS = (
-    Column(name="name", label="Tenant", key=Lower("name")),
-    Column(name="state", label="State", key="state"),
-    Column(name="weight", label="Weight", key="weight", is_text=False, is_number=True),
-    Column(name="group", label="Group", key=Coalesce("group__name", Value(""))),
-    Column(name="tiers", label="Tiers", key=Coalesce(_N_TIERS, 0), is_text=False),
-    Column(name="default_tier", label="Default tier", key=Coalesce("default_tier__name", Value(""))),
-    Column(name="waiting", label="Waiting at most", key="max_queued", is_text=False, is_number=True),
-    Column(name="limits", label="Limits", key=_n_limits(), is_text=False),
-    Column(name="created", label="Created", key=Cast("created_at", TextField())),
+    Column(name="name", label="Tenant", key=queries.SORTED_BY["name"]),
+    Column(name="state", label="State", key=queries.SORTED_BY["state"]),
+    Column(name="weight", label="Weight", key=queries.SORTED_BY["weight"], is_number=True),
+    Column(name="group", label="Group", key=queries.SORTED_BY["group"]),
+    Column(name="tiers", label="Tiers", key=queries.SORTED_BY["tiers"]),
+    Column(name="default_tier", label="Default tier", key=queries.SORTED_BY["default_tier"]),
+    Column(name="waiting", label="Waiting at most", key=queries.SORTED_BY["waiting"], is_number=True),
+    Column(name="limits", label="Limits", key=queries.SORTED_BY["limits"]),
+    Column(name="created", label="Created", key=queries.SORTED_BY["created"]),
 )
 
 
@@ -176,19 +161,13 @@ def index(request: HttpRequest) -> HttpResponseBase:
         return redirect("console:tenant", actor.tenant)
     given = {name: without_nul(request.GET.get(name, "")).strip() for name in ("q", "state", "sort", "cursor")}
     kept = {name: given[name] for name in ("q", "state")}
-    rows, problem = queries.tenants(actor=actor), ""
-    if given["q"]:
-        wanted = given["q"]
-        rows = rows.filter(Q(name__icontains=wanted) | Q(slug__icontains=wanted) | Q(pk=wanted))
+    problem = ""
     try:
-        if given["state"] and given["state"] not in TenantState.values:
-            raise Invalid({"state": f"one of {', '.join(TenantState.values)}, not {given['state'][:40]!r}"})
-        page = sorted_page(
-            rows.filter(state=given["state"]) if given["state"] else rows, COLUMNS, given=given, kept=kept, size=PAGE
-        )
+        rows = queries.tenants(actor=actor, search=given["q"], state=given["state"])
+        page = sorted_page(rows, COLUMNS, given=given, kept=kept, size=PAGE)
     except Invalid as refused:
         problem = refused.message
-        page = sorted_page(rows.none(), COLUMNS, given={}, kept={}, size=PAGE)
+        page = sorted_page(Tenant.objects.none(), COLUMNS, given={}, kept={}, size=PAGE)
     context = {
         "page": page,
         "search": given["q"],

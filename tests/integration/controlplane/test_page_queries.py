@@ -137,7 +137,7 @@ def test_a_page_that_asks_for_each_row_is_seen(system: Actor, monkeypatch: pytes
     world = make_world(system)
     enliven(world, system)
 
-    def lazy(*, actor: Actor) -> Iterator[Tenant]:
+    def lazy(*, actor: Actor, **narrowed: str) -> Iterator[Tenant]:
         return tenant_queries.live_tenants().order_by("slug")  # type: ignore[return-value]
 
     monkeypatch.setattr(tenant_queries, "tenants", lazy)
