@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from django.db import transaction
@@ -45,12 +45,18 @@ def create_once(
         if row.fingerprint != fingerprint:
             raise Invalid({"Idempotency-Key": "was used for another request"})
         if row.status is not None:
-            return Response(row.body, status=row.status, headers={"Idempotency-Replayed": "true"})
+            return Response(row.body, status=row.status, headers={"Idempotency-Replayed": "true", **etag_of(row.body)})
         response = create()
         row.status = response.status_code
         row.body = json.loads(json.dumps(_without(response.data, secret_fields), default=str))
         row.save()
         return response
+
+
+def etag_of(body: Any) -> dict[str, str]:
+    """The header with the version that a body shows, none where it shows none."""
+    version = body.get("version") if isinstance(body, Mapping) else None
+    return {"ETag": f'"{version}"'} if isinstance(version, int) else {}
 
 
 def _without(data: Any, secret_fields: Collection[str]) -> Any:

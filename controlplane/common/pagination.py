@@ -91,10 +91,7 @@ def read_limit(text: str | None) -> int:
     """
     if text is None:
         return DEFAULT_LIMIT
-    try:
-        limit = int(text)
-    except ValueError:
-        limit = 0
+    limit = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
     if not 1 <= limit <= MAX_LIMIT:
         raise ValidationError({"limit": [f"a whole number from 1 to {MAX_LIMIT}, not {text[:20]!r}"]})
     return limit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar
@@ -15,7 +16,7 @@ from rest_framework.viewsets import GenericViewSet
 
 from controlplane.common.actor import Actor
 from controlplane.common.errors import Invalid
-from controlplane.common.idempotency import create_once
+from controlplane.common.idempotency import create_once, etag_of
 from controlplane.common.limits import LIMITS, MAX_LIMIT, TEXTS
 from controlplane.common.validation import MAX_REASON, get_or_not_found
 
@@ -33,13 +34,52 @@ class ProblemSerializer(serializers.Serializer[Any]):
     )
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+_TYPES: tuple[tuple[type[Any], Callable[[Any], bool], str], ...] = (
+    (serializers.IntegerField, lambda value: _is_number(value) and value == value // 1, "a whole number"),
+    (serializers.FloatField, _is_number, "a number"),
+    (serializers.BooleanField, lambda value: isinstance(value, bool), "true or false"),
+    (serializers.CharField, lambda value: isinstance(value, str), "a text"),
+    (serializers.ChoiceField, lambda value: isinstance(value, str), "a text"),
+)
+
+
+def _wrong_type(field: serializers.Field[Any, Any, Any, Any], value: Any) -> Any:
+    """What is wrong with the JSON type of a value, as DRF's details say it; None: nothing, or the field sees to it."""
+    if value is None or value is serializers.empty:
+        return None
+    if isinstance(field, serializers.ListField) and isinstance(value, list):
+        found = [_wrong_type(field.child, each) for each in value]
+        return {n: wrong for n, wrong in enumerate(found) if wrong} or None
+    for kind, is_right, words in _TYPES:
+        if isinstance(field, kind):
+            return None if is_right(value) else [f"{words} is needed, not {json.dumps(value)[:40]}"]
+    return None
+
+
 class StrictSerializer(serializers.Serializer[Any]):
-    """Refuses fields it does not know: a misspelt one must not be dropped silently."""
+    """Refuses what the document does not say, where DRF would guess.
+
+    A field it does not know: a misspelt one must not be dropped silently. A value of another JSON type: ``true`` is no
+    weight of 1, nor is ``"no"`` false.
+    """
 
     def to_internal_value(self, data: Any) -> Any:
-        if isinstance(data, Mapping) and (unknown := sorted(set(data) - set(self.fields))):
+        if not isinstance(data, Mapping):
+            return super().to_internal_value(data)
+        if unknown := sorted(set(data) - set(self.fields)):
             raise serializers.ValidationError({str(name): ["unknown field"] for name in unknown})
-        return super().to_internal_value(data)
+        wrong = {n: w for n, value in data.items() if (w := _wrong_type(self.fields[n], value))}
+        try:
+            values = super().to_internal_value(data)
+        except serializers.ValidationError as error:
+            raise serializers.ValidationError({**error.detail, **wrong}) from error  # type: ignore[dict-item] # a dict
+        if wrong:
+            raise serializers.ValidationError(wrong)
+        return values
 
 
 class LimitsSerializer(StrictSerializer):
@@ -111,7 +151,8 @@ def example(title: str, /, **body: Any) -> OpenApiExample:
     return OpenApiExample(title, body, request_only=True)
 
 
-_ETAG = re.compile(r'(?:W/)?"(\d{1,9})"\Z')
+# A proxy that compresses answers makes their tags weak; a version names one state of the row all the same.
+_ETAG = re.compile(r'(?:W/)?"([0-9]{1,9})"\Z')
 
 
 class UseCaseViewSet(GenericViewSet[Any]):
@@ -151,8 +192,7 @@ class UseCaseViewSet(GenericViewSet[Any]):
     def shown(self, row: Any, *, status: int = 200, **extra: Any) -> Response:
         """A row as its serializer shows it, with its version as ``ETag``."""
         data = {**self.get_serializer(row).data, **extra}
-        headers = {"ETag": f'"{row.version}"'} if isinstance(getattr(row, "version", None), int) else {}
-        return Response(data, status=status, headers=headers)
+        return Response(data, status=status, headers=etag_of(data))
 
     def listed(self, rows: Any) -> Response:
         page = self.paginate_queryset(rows)

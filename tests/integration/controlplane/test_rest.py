@@ -416,6 +416,51 @@ def test_a_create_sent_twice_creates_once_and_shows_its_secret_once(api: ApiClie
     assert api.send("POST", "/keys", body, idempotency_key="k2").status_code == 201
 
 
+def test_a_repeated_answer_has_the_version_of_the_first(api: ApiClient, world: World) -> None:
+    seen = 0
+    for route in ("/tenants", "/groups", "/keys", "/tiers", "/pools", "/price-lists", "/price-assignments", "/routers"):
+        body = MUTATIONS["POST", route][0](world)
+        first, second = (api.send("POST", route, body, idempotency_key="k" + route) for _ in range(2))
+        assert (first.status_code, second.headers.get("idempotency-replayed")) == (201, "true")
+        assert second.headers.get("etag") == first.headers.get("etag") == f'"{first.json()["version"]}"'
+        seen += 1
+    assert seen == 8
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/tenants/{}", {"weight": True}, "weight"),
+        ("/tenants/{}", {"weight": "2"}, "weight"),
+        ("/tenants/{}", {"max_queued": "7"}, "max_queued"),
+        ("/tenants/{}", {"max_queued": 7.5}, "max_queued"),
+        ("/tenants/{}", {"name": 7}, "name"),
+        ("/tenants/{}", {"state": False}, "state"),
+        ("/tenants/{}", {"tiers": ["standard", 1]}, "tiers.1"),
+        ("/tenants/{}", {"limits": {"concurrent": "1"}}, "limits.concurrent"),
+        ("/pools/{}", {"scheduling": {"burst_ratio": True}}, "scheduling.burst_ratio"),
+        ("/backends/{}", {"is_cordoned": "no"}, "is_cordoned"),
+        ("/backends/{}", {"is_cordoned": 1}, "is_cordoned"),
+        ("/price-lists/{}", {"prices": [{"valid_from": "2026-01-01", "prompt_micro": True}]}, "prices.0.prompt_micro"),
+    ],
+)
+def test_a_value_of_another_json_type_is_refused(
+    api: ApiClient, world: World, path: str, body: dict[str, Any], field: str
+) -> None:
+    answer = api.send("PATCH", path.format(world.ids[path.split("/")[1]]), body)
+    assert answer.status_code == 422
+    assert "is needed, not" in answer.json()["errors"][field][0], answer.json()
+
+
+@pytest.mark.parametrize("limit", ["٣", "²", "+3", "3_0", " 3", "-1", "1" * 50])
+def test_a_limit_is_of_ten_digits(api: ApiClient, limit: str) -> None:
+    assert api.get("/api/v1/tenants", {"limit": limit}).status_code == 422
+
+
+def test_a_whole_number_may_be_written_with_a_point(api: ApiClient, world: World) -> None:
+    assert api.send("PATCH", f"/tenants/{world.ids['tenants']}", {"max_queued": 7.0, "weight": 2}).status_code == 200
+
+
 def test_a_refused_create_may_be_corrected_under_the_same_idempotency_key(api: ApiClient, world: World) -> None:
     body = {"name": "New", "slug": "new", "tiers": ["unknown"], "default_tier": "unknown"}
     assert api.send("POST", "/tenants", body, idempotency_key="k").status_code == 422
