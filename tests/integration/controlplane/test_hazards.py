@@ -77,7 +77,7 @@ def test_hazards_are_filtered_and_paged(api: ApiClient) -> None:
     assert found("kind=death&tenant=ten_0") == ["req_0"]
     assert found("state=open") == ["req_3", "req_2", "req_1"]
     assert found("state=resolved") == ["req_0"]
-    assert found("tenant=%00ten_1") == ["req_3", "req_1"]
+    assert api.send("GET", "/hazards?tenant=%00ten_1").status_code == 422
     page = api.send("GET", "/hazards?limit=3").json()
     assert found(f"limit=3&cursor={page['next']}") == ["req_0"]
     answer = api.send("GET", "/hazards?state=gone")
