@@ -46,7 +46,7 @@ def visible(rows: QuerySet[M], *, actor: Actor) -> QuerySet[M]:
 
 
 def visible_tenant(wanted: str, *, actor: Actor) -> str:
-    """The tenant to narrow a report to that is no query set: what was asked for, "" for all, else the actor's own.
+    """The tenant to narrow a list or a report to: what was asked for, "" for all, else the actor's own.
 
     Raises:
         NotFound: another one than the actor's. NotAllowed: none at all.

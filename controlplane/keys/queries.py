@@ -7,11 +7,10 @@ from collections import defaultdict
 from django.conf import settings
 from django.db.models import QuerySet
 
-from controlplane.common.access import visible
+from controlplane.common.access import visible, visible_tenant
 from controlplane.common.actor import Actor
 from controlplane.common.clock import to_us
 from controlplane.common.limits import LIMITS, limits_record
-from controlplane.common.validation import without_nul
 from controlplane.keys.models import ApiKey
 from router_ext.wire.controlplane import KeyRecord
 
@@ -20,7 +19,7 @@ def keys(*, actor: Actor, tenant: str = "") -> QuerySet[ApiKey]:
     """Keys, revoked ones included, of one tenant if given."""
     rows = ApiKey.objects.select_related("tenant", "default_pool", "default_tier").prefetch_related("tiers")
     rows = visible(rows, actor=actor)
-    if tenant := without_nul(tenant):
+    if tenant := visible_tenant(tenant, actor=actor):
         rows = rows.filter(tenant_id=tenant)
     return rows.order_by("-id")
 

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 from django.db.models import Q, QuerySet
 
-from controlplane.common.access import visible
+from controlplane.common.access import visible, visible_tenant
 from controlplane.common.actor import Actor
 from controlplane.common.clock import from_us, to_us, utc_now
 from controlplane.common.errors import Invalid
@@ -109,7 +109,7 @@ def search_events(
         checks.add("outcome", f"one of {', '.join(OUTCOMES)}, not {outcome[:40]!r}")
     checks.done()
     rows = visible(UsageEvent.objects.filter(arrived_at__gte=from_at, arrived_at__lt=to_at), actor=actor)
-    given = {"tenant": without_nul(tenant), "key": without_nul(key), "outcome": outcome}
+    given = {"tenant": visible_tenant(tenant, actor=actor), "key": without_nul(key), "outcome": outcome}
     rows = rows.filter(**{name: value for name, value in given.items() if value})
     if after:
         match = _PLACE.fullmatch(after)

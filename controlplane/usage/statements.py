@@ -22,12 +22,11 @@ from django.db import connection, transaction
 from django.db.models import Q, QuerySet, TextField
 from django.db.models.functions import Cast
 
-from controlplane.common.access import visible
+from controlplane.common.access import visible, visible_tenant
 from controlplane.common.actor import Actor
 from controlplane.common.clock import utc_now
 from controlplane.common.keeper import Report, unreported
 from controlplane.common.sorting import SortKey
-from controlplane.common.validation import without_nul
 from controlplane.common.zones import find_zone, month_start, next_month
 from controlplane.tenants.models import Tenant
 from controlplane.usage.models import Statement, StatementLine
@@ -128,7 +127,7 @@ SORTED_BY = {
 def statements(*, actor: Actor, tenant: str = "", search: str = "") -> QuerySet[Statement]:
     """Statements with their lines, newest first; ``search``: a tenant's id, or a part of its name then."""
     rows = visible(Statement.objects.prefetch_related("lines"), actor=actor)
-    if tenant := without_nul(tenant):
+    if tenant := visible_tenant(tenant, actor=actor):
         rows = rows.filter(tenant=tenant)
     if search:
         rows = rows.filter(Q(tenant=search) | Q(tenant_name__icontains=search))

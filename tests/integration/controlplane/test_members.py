@@ -61,6 +61,14 @@ def link_of(page: Any) -> str:
     return text[start : text.index("<", start)]
 
 
+@pytest.mark.parametrize("path", ["/keys", "/statements", "/usage/events", "/usage/report"])
+def test_whoever_asks_for_another_tenant_is_told_that_there_is_none(tenant: Tenant, system: Actor, path: str) -> None:
+    teammate = api_client(make_user(role=Role.TENANT_MEMBER, tenant=tenant.id), "tenant.read")
+    assert teammate.send("GET", f"{path}?tenant={tenant.id}").status_code == 200
+    for other in (make_tenant(system).id, "ten_missing"):
+        assert teammate.send("GET", f"{path}?tenant={other}").json()["status"] == 404
+
+
 def test_a_link_opens_one_account_once(tenant: Tenant) -> None:
     client = signed_in(Role.OWNER)
     form = {"email": "New@Example.Test", "role": "tenant_admin", "tenant": tenant.slug}
