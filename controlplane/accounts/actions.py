@@ -13,11 +13,11 @@ from django.contrib.auth.password_validation import validate_password
 from django.core.exceptions import ValidationError
 from django.core.validators import validate_email
 from django.db import transaction
-from django.db.models import Q
+from django.db.models import F, Q
 from typing_extensions import Unpack
 
 from controlplane.accounts import throttle
-from controlplane.accounts.models import TENANT_ROLES, OperatorToken, Role, User
+from controlplane.accounts.models import TENANT_ROLES, Invitation, OperatorToken, Role, User
 from controlplane.audit.actions import record
 from controlplane.common import secrets
 from controlplane.common.access import visible
@@ -113,8 +113,14 @@ def _locked(actor: Actor, user_id: str, expected_version: int | None = None) -> 
 
 @use_case(scope=Scope.MEMBERS)
 def reset_password(*, actor: Actor, user_id: str, expected_version: int | None = None) -> str:
-    """A new one-time password; whoever is signed in under the old one is signed out."""
+    """A new one-time password; whoever is signed in under the old one is signed out.
+
+    Raises:
+        Conflict: the account's tenant is deleted.
+    """
     user = _locked(actor, user_id, expected_version)
+    if user.tenant is not None and user.tenant.deleted_at is not None:
+        raise Conflict(f"the tenant of {user.email} is deleted: give another one first")
     password = secrets.one_time_password()
     user.set_password(password)
     user.must_change_password = True
@@ -153,7 +159,7 @@ def update_user(
     user.name = changes.get("name", user.name)
     user.managed_by = changes.get("managed_by", user.managed_by)
     checks.manager(user.managed_by)
-    if {"role", "tenant"} & changes.keys():
+    if {"role", "tenant"} & changes.keys() or (user.is_active and not before["is_active"]):
         check_role(checks, actor=actor, role=user.role, tenant=user.tenant_id)
     checks.done()
     after = user_fields(user)
@@ -170,6 +176,19 @@ def update_user(
         user.save()
         record_about(actor, "user.updated", user, before=before, after=after)
     return user
+
+
+def close_people(actor: Actor, tenant: Any) -> dict[str, Any]:
+    """Close the accounts and invitations of a tenant that is being deleted; returns them for the audit entry."""
+    now = utc_now()
+    people = User.objects.select_for_update().filter(tenant=tenant, is_active=True).order_by("id")
+    closed = list(people.values_list("id", flat=True))
+    User.objects.filter(pk__in=closed).update(is_active=False, version=F("version") + 1)
+    OperatorToken.objects.filter(user__tenant=tenant, revoked_at=None).update(revoked_at=now)
+    invitations = Invitation.objects.filter(tenant=tenant, accepted_at=None, revoked_at=None).order_by("id")
+    revoked = list(invitations.values_list("id", flat=True))
+    Invitation.objects.filter(pk__in=revoked).update(revoked_at=now)
+    return {"accounts_closed": closed, "invitations_revoked": revoked}
 
 
 def keep_an_owner(user: User) -> None:

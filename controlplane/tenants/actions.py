@@ -257,7 +257,8 @@ def _brake(
 
 @use_case()
 def delete_tenant(*, actor: Actor, tenant_id: str, expected_version: int | None = None) -> None:
-    """Delete a tenant that is suspended or stopped: its keys are revoked for good, its short name is free again.
+    """Delete a tenant that is suspended or stopped: its keys are revoked for good, its people's accounts
+    closed, its short name is free again.
 
     What it used stays in the books, under its name with "(deleted)" behind it.
 

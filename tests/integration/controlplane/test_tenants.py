@@ -8,7 +8,9 @@ import msgspec
 import pytest
 from django.test import Client
 
-from controlplane.accounts.models import User
+from controlplane.accounts.actions import reset_password, update_user
+from controlplane.accounts.invitations import invite
+from controlplane.accounts.models import Invitation, Role, User
 from controlplane.audit.models import AuditEntry
 from controlplane.common.actor import Actor
 from controlplane.common.errors import Conflict, Invalid, NotFound
@@ -23,7 +25,16 @@ from controlplane.tenants.queries import tenant_names
 from controlplane.tiers.actions import delete_tier
 from controlplane.tiers.models import Tier
 from router_ext.wire.controlplane import ConfigSnapshot
-from tests.support.control_plane import ApiClient, make_group, make_key, make_pool, make_tenant, make_tier
+from tests.support.control_plane import (
+    ApiClient,
+    api_client,
+    make_group,
+    make_key,
+    make_pool,
+    make_tenant,
+    make_tier,
+    make_user,
+)
 
 pytestmark = pytest.mark.django_db
 
@@ -65,6 +76,34 @@ def test_a_tenant_is_deleted_only_when_suspended_and_leaves_its_name_to_the_book
     for name in ("batch", "standard"):
         delete_tier(actor=system, tier_id=Tier.objects.get(name=name).id)
     assert make_tenant(system, slug=slug).id != tenant.id
+
+
+def test_the_people_of_a_deleted_tenant_are_shut_out_until_they_get_another(system: Actor) -> None:
+    tenant, other = make_tenant(system), make_tenant(system)
+    admin, neighbour = (make_user(role=Role.TENANT_ADMIN, tenant=t.id) for t in (tenant, other))
+    own, others = (api_client(user, "tenant.read", "tenant.write") for user in (admin, neighbour))
+    browser = Client()
+    browser.force_login(admin)
+    invite(actor=system, email="late@example.test", role=Role.TENANT_MEMBER, tenant=tenant.id)
+    invite(actor=system, email="on.time@example.test", role=Role.TENANT_MEMBER, tenant=other.id)
+    suspend_tenant(actor=system, tenant_id=tenant.id)
+    assert (own.send("GET", "/keys").status_code, browser.get("/usage/").status_code) == (200, 200)
+    delete_tenant(actor=system, tenant_id=tenant.id)
+    entry = AuditEntry.objects.latest("id")
+    assert entry.after["accounts_closed"] == [admin.id]
+    assert entry.after["invitations_revoked"] == [Invitation.objects.get(email="late@example.test").id]
+    assert own.send("GET", "/keys").status_code == 401
+    assert others.send("GET", "/keys").status_code == 200
+    assert browser.get("/usage/").headers["location"].startswith("/sign-in/")
+    assert Invitation.objects.get(email="on.time@example.test").revoked_at is None
+    # Only with a tenant that there is.
+    with pytest.raises(Invalid, match="no tenant"):
+        update_user(actor=system, user_id=admin.id, is_active=True)
+    with pytest.raises(Conflict, match="deleted"):
+        reset_password(actor=system, user_id=admin.id)
+    update_user(actor=system, user_id=admin.id, is_active=True, tenant=other.slug)
+    assert reset_password(actor=system, user_id=admin.id)
+    assert own.send("GET", "/keys").status_code == 401
 
 
 def test_nothing_can_be_done_with_a_deleted_tenant(system: Actor, api: ApiClient) -> None:
