@@ -43,12 +43,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    document = _read(args.file)
-    check(document)
+    document = Document(args.file, {}, {})
     done: dict[Deed, list[Step]] = {deed: [] for deed in Deed}
-    secrets = Secrets(None if args.dry_run else args.keys_out)
+    secrets = Secrets(None)
     try:
+        document = _read(args.file)
+        check(document)
         if not document.problems:
+            secrets = Secrets(None if args.dry_run else args.keys_out)
             url, token = connection_of(args)
             asyncio.run(_apply(Rest(url, token), document, done, secrets, is_dry=args.dry_run, adopts=args.adopt))
     except SettingsError as error:

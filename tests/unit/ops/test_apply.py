@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from router_ext.cli import main
 from router_ext.errors import SettingsError
 from router_ext.ops.apply.deeds import operations, portions
 from router_ext.ops.apply.document import Document, read_document
@@ -90,6 +92,42 @@ def test_what_is_no_yaml_is_refused_with_its_line() -> None:
         read_document(Path("t.yaml"), "a: [\n}")
     with pytest.raises(SettingsError, match="is no YAML"):
         read_document(Path("t.yaml"), "a: !!python/object/apply:os.system ['true']")
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "said"),
+    [
+        (None, [], "cannot read"),
+        (b"\xff", [], "cannot read"),
+        (b"a: [", [], "is no YAML"),
+        (b"- 1", [], "holds no mapping"),
+        (b"tenants: []", [], "FAIRLANE_TOKEN"),
+        (b"tenants: []", ["--keys-out", "missing/keys"], "--keys-out"),
+        (b"tenants: []", ["--url", "ftp://x"], "FAIRLANE_URL"),
+    ],
+)
+def test_whatever_goes_wrong_is_said_as_json(
+    text: bytes | None,
+    options: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("FAIRLANE_TOKEN", "FAIRLANE_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("FAIRLANE_URL", "http://127.0.0.1:1")
+    if text is not None:
+        (tmp_path / "tenants.yaml").write_bytes(text)
+    status = main(["apply", "-f", "tenants.yaml", "--json", *options])
+    out = capsys.readouterr()
+    report = json.loads(out.out)
+    assert status == 1
+    assert [report[name] for name in ("created", "updated", "deleted", "unchanged")] == [[], [], [], []]
+    assert len(report["errors"]) == 1
+    assert said in report["errors"][0]["message"]
+    assert said in out.err
 
 
 def test_anchors_and_merges_are_followed() -> None:
