@@ -17,6 +17,7 @@ from controlplane.accounts.models import OperatorToken, User
 from controlplane.common import secrets
 from controlplane.common.actor import Actor, Scope
 from controlplane.common.clock import utc_now
+from controlplane.common.errors import NotAllowed
 
 # One text for unknown, malformed, revoked and expired: a caller learns nothing by trying.
 REFUSAL = "The API token is missing or not valid."
@@ -63,11 +64,14 @@ class HasScope(BasePermission):
         name = getattr(view, "action", None) or str(request.method).lower()
         default = Scope.READ if request.method in SAFE_METHODS else Scope.WRITE
         needed: Scope | tuple[Scope, ...] = getattr(view, "scopes", {}).get(name, default)
-        is_held = any(map(actor.holds, needed if isinstance(needed, tuple) else (needed,)))
+        any_of = needed if isinstance(needed, tuple) else (needed,)
         request.actor = actor  # type: ignore[attr-defined] # read by common.rest.UseCaseViewSet.actor
-        if not is_held and actor.tenant is not None and needed in (Scope.READ, Scope.WRITE):
+        if any(map(actor.holds, any_of)):
+            return True
+        if actor.tenant is not None and needed in (Scope.READ, Scope.WRITE):
             raise Http404
-        return is_held
+        missing = " or ".join(dict.fromkeys(map(actor.needed, any_of)))
+        raise NotAllowed(f"{actor.label} lacks the scope {missing}")
 
 
 def request_actor(request: Request) -> Actor:

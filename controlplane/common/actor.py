@@ -43,10 +43,14 @@ class Actor:
         A scope of one tenant is held for all by who holds the platform's, and nothing of the platform by who acts for
         one tenant; members of the own tenant are among what its admins may write.
         """
-        needed = (_OF_PLATFORM if self.tenant is None else _OF_TENANT).get(scope, scope)
+        needed = self.needed(scope)
         if self.tenant is not None and needed not in TENANT_SCOPES:
             return False
         return needed in self.scopes or _WRITING.get(needed) in self.scopes
+
+    def needed(self, scope: Scope) -> Scope:
+        """The scope that this actor would have to hold for it."""
+        return (_OF_PLATFORM if self.tenant is None else _OF_TENANT).get(scope, scope)
 
     def require(self, scope: Scope) -> None:
         """The actor must hold ``scope``.
@@ -59,7 +63,7 @@ class Actor:
             return
         if self.tenant is not None and scope in _WRITING.keys() | _WRITING.values() and scope not in TENANT_SCOPES:
             raise NotFound("Nothing of that address.")
-        raise NotAllowed(f"{self.label} lacks the scope {scope}")
+        raise NotAllowed(f"{self.label} lacks the scope {self.needed(scope)}")
 
 
 def system_actor(name: str) -> Actor:

@@ -233,6 +233,27 @@ def test_reading_needs_the_read_scope(world: World, viewer: User, operator: User
         assert writer.send("GET", path).status_code == 200, path
 
 
+@pytest.mark.parametrize(
+    ("role", "given", "method", "path", "missing"),
+    [
+        (Role.OWNER, "admin.write", "POST", "/invitations", "admin.members"),
+        (Role.OWNER, "admin.read", "POST", "/tenants", "admin.write"),
+        (Role.OWNER, "admin.read", "POST", "/keys", "admin.write"),
+        (Role.OWNER, "admin.read", "POST", "/batch", "admin.write or admin.members"),
+        (Role.OWNER, "admin.members", "GET", "/keys", "admin.read"),
+        (Role.TENANT_ADMIN, "tenant.read", "POST", "/keys", "tenant.write"),
+        (Role.TENANT_ADMIN, "tenant.read", "POST", "/invitations", "tenant.write"),
+    ],
+)
+def test_a_scope_that_is_missing_is_named(
+    system: Actor, role: Role, given: str, method: str, path: str, missing: str
+) -> None:
+    tenant = make_tenant(system).id if role == Role.TENANT_ADMIN else None
+    answer = api_client(make_user(role=role, tenant=tenant), given).send(method, path, {})
+    assert (answer.status_code, answer.json()["code"]) == (403, "not_allowed")
+    assert answer.json()["detail"].endswith(f" lacks the scope {missing}")
+
+
 def test_a_list_shows_no_secret_and_no_digest_of_one(world: World, api: ApiClient) -> None:
     digests = [digest for model in (ApiKey, OperatorToken) for digest in model.objects.values_list("digest", flat=True)]
     assert digests
