@@ -13,6 +13,7 @@ from controlplane.audit import queries
 from controlplane.audit.export import download
 from controlplane.common.errors import Invalid
 from controlplane.console.frame import actor_of, signed_in
+from controlplane.console.objects import objects_of
 
 PAGE = 100
 LABELS = {
@@ -36,9 +37,13 @@ def index(request: HttpRequest) -> HttpResponseBase:
     if before.isdecimal() and len(before) < 18:
         rows = rows.filter(id__lt=int(before))
     entries = list(rows[: PAGE + 1])
+    objects = objects_of(entries[:PAGE], actor=actor)
     _, head = queries.head(actor=actor)
     context = {
-        "entries": [{"entry": e, "changes": _changes(e.before, e.after)} for e in entries[:PAGE]],
+        "entries": [
+            {"entry": entry, "objects": each, "changes": _changes(entry.before, entry.after)}
+            for entry, each in zip(entries[:PAGE], objects, strict=True)
+        ],
         "fields": [(name, LABELS[name], given[name]) for name in queries.FILTERS],
         "query": urlencode({name: value for name, value in given.items() if value}),
         "problem": problem,

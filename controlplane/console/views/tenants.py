@@ -355,8 +355,12 @@ def change_many(request: HttpRequest) -> HttpResponseBase:
     def change() -> str:
         if not form.is_valid():
             raise Invalid({name: list(map(str, texts)) for name, texts in form.errors.items()})
-        ids = request.POST.getlist("tenant")
+        ids = sorted(set(request.POST.getlist("tenant")))
         changed = bulk.change_tenants(actor=actor, tenant_ids=ids, reason=form.cleaned_data["reason"], **form.change())
+        if not changed:
+            return "Nothing changed: they were so already."
+        if len(changed) == len(ids):
+            return f"{len(ids)} tenants changed." if len(ids) > 1 else "1 tenant changed."
         return f"{len(changed)} of {len(ids)} tenants changed; the others were so already."
 
     return act(request, change, reverse("console:tenants"))

@@ -29,10 +29,11 @@ from controlplane.common.clock import utc_now
 from controlplane.common.errors import Conflict, Invalid
 from controlplane.common.use_case import use_case
 from controlplane.fleet.routers import create_router
-from controlplane.tenants.actions import update_tenant
+from controlplane.tenants.actions import delete_tenant, update_tenant
 from controlplane.tenants.bulk import change_tenants
 from controlplane.tiers.actions import create_tier, delete_tier
-from tests.support.control_plane import ApiClient, make_tenant
+from tests.support.console_world import enliven, make_world
+from tests.support.control_plane import ApiClient, make_key, make_pool, make_tenant
 
 SYSTEM = system_actor("test")
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
@@ -272,6 +273,36 @@ def test_an_export_reads_a_thousand_at_a_time(system: Actor, django_assert_num_q
     AuditEntry.objects.bulk_create(entries)
     with django_assert_num_queries(4):
         assert [entry.id for entry in all_of(queries.entries(actor=system))] == list(range(2_500, 0, -1))
+
+
+@pytest.mark.django_db
+def test_the_page_names_what_was_changed_and_links_to_it(operator: Any, system: Actor) -> None:
+    world = make_world(system)
+    enliven(world, system)
+    alive, gone = make_tenant(system, name="Alive"), make_tenant(system, name="<b>Gone</b>")
+    key, _ = make_key(system, gone, make_pool(system, name="org/named"), name="their key")
+    change_tenants(actor=system, tenant_ids=[alive.id, gone.id], reason="", state="suspended")
+    delete_tenant(actor=system, tenant_id=gone.id)
+    tier = create_tier(actor=system, name="short-lived", rank=9)
+    delete_tier(actor=system, tier_id=tier.id)
+    client = Client()
+    client.force_login(operator)
+    answer = client.get("/audit/")
+    rows = {row["entry"].action: row["objects"] for row in answer.context["entries"]}
+    assert len(answer.context["entries"]) > 20
+    assert [(each.name, each.url) for each in rows["tenant.deleted"].shown] == [("<b>Gone</b> (deleted)", "")]
+    assert [(each.name, each.url) for each in rows["tier.deleted"].shown] == [("short-lived", "")]
+    both = rows["tenant.changed_together"]
+    assert ({each.id: each.url != "" for each in both.shown}, both.n_more) == ({alive.id: True, gone.id: False}, 0)
+    issued = next(row["objects"] for row in answer.context["entries"] if row["entry"].object_id == key.id)
+    assert (issued.shown[0].name, issued.shown[0].url, issued.tenant.name) == ("their key", "", "<b>Gone</b> (deleted)")
+    text = answer.content.decode()
+    assert "<b>Gone" not in text
+    assert f'<code class="muted">{alive.id}</code>' in text
+    links = {each.url for row in answer.context["entries"] for each in row["objects"].shown if each.url}
+    assert len({link.split("/")[1] for link in links}) > 4
+    for link in links:
+        assert client.get(link).status_code == 200, link
 
 
 @pytest.mark.django_db
