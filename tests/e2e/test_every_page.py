@@ -27,6 +27,7 @@ from tests.support.console_pages import (
     picture_name,
 )
 from tests.support.console_world import report_state
+from tests.support.control_plane import make_tenant
 
 NAMED = Names()
 ANSWERS = answers_by_role()
@@ -81,6 +82,17 @@ def test_pages_of_all_other_roles(console: Console, route: str, column: str) -> 
         expected = f"{ANSWERS[route][column]}: {console.url}{console.path(route)}"
         looking.problems = [each for each in looking.problems if each != expected and "Failed to load" not in each]
         assert looking.faults() == []
+
+
+def test_a_name_without_a_place_to_break_it_stays_inside(console: Console) -> None:
+    row = make_tenant(console.actor, name="W" * 200, slug="w" * 63)
+    looking = console.look("owner")
+    faults = {}
+    for path in ("/tenants/?q=WWW", f"/tenants/{row.id}/", f"/audit/?object_id={row.id}"):
+        looking.visit(path)
+        looking.page.evaluate("() => fairlane.unfold()")
+        faults[path] = looking.faults()
+    assert not any(faults.values()), faults
 
 
 def test_the_documentation_of_rest(console: Console) -> None:
