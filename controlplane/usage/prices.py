@@ -13,6 +13,7 @@ from datetime import date
 from typing import Any, TypedDict
 from zoneinfo import ZoneInfo
 
+from django.db import connection
 from django.db.models import ProtectedError, QuerySet
 from typing_extensions import Unpack
 
@@ -23,7 +24,7 @@ from controlplane.common.errors import Conflict
 from controlplane.common.use_case import use_case
 from controlplane.common.validation import Checks, lock_version
 from controlplane.common.zones import check_zone, day_start
-from controlplane.usage.models import MAX_PRICE, Price, PriceAssignment, PriceList
+from controlplane.usage.models import MAX_PRICE, Price, PriceList
 
 PICO = 10**12
 MAX_PRICES = 1_000
@@ -72,12 +73,17 @@ def rounded_micro(pico: int) -> int:
     return whole + (2 * rest > 10**6 or (2 * rest == 10**6 and whole % 2 == 1))
 
 
+PRICE_CHANGES_SQL = """
+    SELECT from_at FROM usage_price
+    UNION SELECT from_at FROM usage_price_assignment WHERE EXISTS (SELECT FROM usage_price)"""
+"""The instants at which any price or assignment begins; none where nothing has a price."""
+
+
 def price_changes() -> list[Any]:
-    """The instants at which any price or assignment begins, in order; none where nothing has a price."""
-    prices = set(Price.objects.values_list("from_at", flat=True).distinct())
-    if not prices:
-        return []
-    return sorted(prices.union(PriceAssignment.objects.values_list("from_at", flat=True).distinct()))
+    """Those of ``PRICE_CHANGES_SQL``, in order."""
+    with connection.cursor() as cursor:
+        cursor.execute(PRICE_CHANGES_SQL)
+        return sorted(at for (at,) in cursor.fetchall())
 
 
 def price_lists(*, actor: Actor) -> QuerySet[PriceList]:

@@ -1,9 +1,9 @@
 """Usage reports: any grouping, by hour or day of any time zone; pages and exports of the same statement.
 
 Rolled-up quarters of an hour come from ``usage_quarter``, or from its sums over all tenants and keys, ``usage_sum``,
-where a report asks of neither; touched ones from their events. One statement sees one state, so that a quarter is never
-counted from two of them and never from none. Where days and hours begin is computed here (``common.zones``), not by the
-database, whose knowledge of time zones may be of another year.
+where a report asks of neither; touched ones from their events. All statements of a report see one state
+(``one_state``), so that a quarter is never counted from two of them and never from none. Where days and hours begin is
+computed here (``common.zones``), not by the database, whose knowledge of time zones may be of another year.
 
 Sums agree however they are grouped: all of them are sums of the same rows, made of integers.
 """
@@ -27,10 +27,10 @@ from controlplane.common.access import visible_tenant
 from controlplane.common.actor import Actor
 from controlplane.common.errors import Invalid
 from controlplane.common.validation import without_nul
-from controlplane.common.zones import day_start, days, find_zone, hour_starts
+from controlplane.common.zones import QUARTER, day_start, days, find_zone, hour_starts
 from controlplane.usage.histogram import QUANTILE_SQL
-from controlplane.usage.prices import LIST_PRICE_SQL, PAYS_SQL, PICO_SQL, PRICE_SQL, price_changes
-from controlplane.usage.rollup import DIMENSIONS, ROLLUP_SQL, SUMS
+from controlplane.usage.prices import LIST_PRICE_SQL, PAYS_SQL, PICO_SQL, PRICE_CHANGES_SQL, PRICE_SQL
+from controlplane.usage.rollup import DIMENSIONS, QUARTER_SQL, ROLLUP_SQL, SUMS
 from router_ext.wire.log_histogram import bucket_us
 
 MAX_DAYS = 775
@@ -43,6 +43,8 @@ MAX_PAGE = 1_000
 LEADING = frozenset({"tenant", "key"})
 """Dimensions that rows and rollups grow with; they come first in the order of a report."""
 _TABLE = {"tenant": "tenants_tenant", "key": "keys_apikey"}
+FEW_REQUESTS = 10_000
+"""So many are read at once, rather than by stretches."""
 _GROWTH = 32
 _FETCHED = 2_000
 
@@ -181,38 +183,83 @@ _NAMED = {
     "pool": "LEFT JOIN fleet_pool ON fleet_pool.id = sums.pool",
 }
 _NAME = {"tenant": "tenants_tenant.name", "key": "keys_apikey.name", "pool": "fleet_pool.name"}
-_TOUCHED_SQL = """
+
+
+@dataclass(frozen=True, slots=True)
+class _Marks:
+    """Quarters whose rollups, or sums, do not hold: CTEs that find them, and conditions of ``at``.
+
+    ``tail``: rollups of the touched quarters, of events where ``{where}`` holds.
+    """
+
+    head: str
+    stale_head: str
+    not_touched: str
+    stale: str
+    not_stale: str
+    tail: str
+
+
+def _of_events(first: str, end: str) -> str:
+    return ROLLUP_SQL.replace("%(from)s", first).replace("%(to)s", end)
+
+
+_FOUND = _Marks(
+    head="""
     WITH touched AS MATERIALIZED (
         SELECT DISTINCT quarter FROM usage_touched_quarter WHERE quarter >= %(from)s AND quarter < %(to)s
-    )"""
-_UNTOUCHED = "at >= %(from)s AND at < %(to)s AND at NOT IN (SELECT quarter FROM touched)"
+    ), """,
+    stale_head="""stale AS MATERIALIZED (
+        SELECT DISTINCT quarter FROM usage_stale_sum WHERE quarter >= %(from)s AND quarter < %(to)s
+    ), """,
+    not_touched="at NOT IN (SELECT quarter FROM touched)",
+    stale="at IN (SELECT quarter FROM stale)",
+    not_stale="at NOT IN (SELECT quarter FROM stale)",
+    tail="touched CROSS JOIN LATERAL ("
+    + _of_events("touched.quarter", "touched.quarter + interval '15 minutes'")
+    + ") AS tail",
+)
+# The same of what was read before, which may run in parallel workers: sub-plans and lateral joins may not. Only the
+# partitions of events between the first and the last touched quarter are planned for, and all of these are read.
+_KNOWN = _Marks(
+    head=" WITH ",
+    stale_head="",
+    not_touched="at <> ALL (%(touched)s::timestamptz[])",
+    stale="at = ANY (%(stale)s::timestamptz[])",
+    not_stale="at <> ALL (%(stale)s::timestamptz[])",
+    tail=f"({_of_events('%(touched_from)s', '%(touched_to)s')}) AS tail",
+)
+_AT_MOST = timedelta(hours=6)
+"""How far apart touched quarters may lie for ``_KNOWN``."""
+_SPAN = "at >= %(from)s AND at < %(to)s"
 
 
-def _of_touched(where: str) -> str:
+def _of_touched(marks: _Marks, where: str) -> str:
     """Rollups of the touched quarters, computed from their events."""
-    tail = ROLLUP_SQL.format(where=where).replace("%(from)s", "touched.quarter")
-    tail = tail.replace("%(to)s", "touched.quarter + interval '15 minutes'")
-    return f"touched CROSS JOIN LATERAL ({tail}) AS tail"
+    if marks is _KNOWN:
+        where += f" AND {QUARTER_SQL.format(at='arrived_at')} = ANY (%(touched)s::timestamptz[])"
+    return marks.tail.format(where=where)
 
 
 def _where(filters: Sequence[str]) -> str:
     return "".join(f" AND {name} = %(is_{name})s" for name in filters)
 
 
-def parts_sql(columns: Sequence[str], filters: Sequence[str], within: str = "") -> str:
-    """``WITH touched, parts``: the rows of the rollups between ``from`` and ``to``, touched quarters from their events.
+def parts_sql(columns: Sequence[str], filters: Sequence[str], within: str = "", *, marks: _Marks = _FOUND) -> str:
+    """``WITH parts``: the rows of the rollups between ``from`` and ``to``, touched quarters from their events.
 
     Parameters are ``from``, ``to`` and ``is_<dimension>`` of each filter. ``within``: a further condition, " AND ...".
+    ``marks``: found by the statement itself, unless they are parameters (``_parameters``).
     """
     where = _where(filters) + within
-    return f"""{_TOUCHED_SQL}, parts AS (
-        SELECT {", ".join(columns)} FROM usage_quarter WHERE {_UNTOUCHED}{where}
+    return f"""{marks.head}parts AS (
+        SELECT {", ".join(columns)} FROM usage_quarter WHERE {_SPAN} AND {marks.not_touched}{where}
         UNION ALL
-        SELECT {", ".join(f"tail.{name}" for name in columns)} FROM {_of_touched(where)}
+        SELECT {", ".join(f"tail.{name}" for name in columns)} FROM {_of_touched(marks, where)}
     )"""
 
 
-def sum_parts_sql(columns: Sequence[str], filters: Sequence[str]) -> str:
+def sum_parts_sql(columns: Sequence[str], filters: Sequence[str], *, marks: _Marks = _FOUND) -> str:
     """As ``parts_sql``, for what asks of no tenant or key: of ``usage_sum``, which has a ``price_list`` besides.
 
     A quarter whose sums do not hold comes from its rollups, with the lists that are paid by at present.
@@ -220,19 +267,17 @@ def sum_parts_sql(columns: Sequence[str], filters: Sequence[str]) -> str:
     where = _where(filters)
     payer = "coalesce(pays.price_list_id, '') AS price_list"
     listed = ", ".join(columns)
-    return f"""{_TOUCHED_SQL}, stale AS MATERIALIZED (
-        SELECT DISTINCT quarter FROM usage_stale_sum WHERE quarter >= %(from)s AND quarter < %(to)s
-    ), parts AS (
+    return f"""{marks.head}{marks.stale_head}parts AS (
         SELECT {listed} FROM usage_sum
-        WHERE {_UNTOUCHED} AND at NOT IN (SELECT quarter FROM stale){where}
+        WHERE {_SPAN} AND {marks.not_touched} AND {marks.not_stale}{where}
         UNION ALL
         SELECT {listed} FROM (
             SELECT usage_quarter.*, {payer} FROM usage_quarter {PAYS_SQL.format(row="usage_quarter", at="at")}
-            WHERE {_UNTOUCHED} AND at IN (SELECT quarter FROM stale){where}
+            WHERE {_SPAN} AND {marks.not_touched} AND {marks.stale}{where}
         ) AS rolled
         UNION ALL
         SELECT {listed} FROM (
-            SELECT tail.*, {payer} FROM {_of_touched(where)} {PAYS_SQL.format(row="tail", at="tail.at")}
+            SELECT tail.*, {payer} FROM {_of_touched(marks, where)} {PAYS_SQL.format(row="tail", at="tail.at")}
         ) AS booked
     )"""
 
@@ -265,16 +310,39 @@ _VALUED = f"""list.currency, {PICO_SQL} AS pico,
     CASE WHEN price.id IS NULL THEN used.requests ELSE 0 END AS unpriced"""
 
 
+# Of rows ``stepped``, for each of ``placed``: groups and their place. Numbers are told apart quicker than texts.
+_QUANTILES_SQL = f"""pairs AS (
+        SELECT place, unnest(ttft_buckets) AS bucket, unnest(ttft_counts) AS n
+        FROM stepped JOIN placed USING ({{group}}) WHERE ttft_buckets <> '{{{{}}}}'
+    ), buckets AS (
+        -- No bucket of a rollup counts more than an integer holds; adding those up is far cheaper.
+        SELECT place, bucket, sum(n::integer) AS n FROM pairs GROUP BY place, bucket
+    ), ranked AS (
+        SELECT place, bucket, sum(n) OVER (PARTITION BY place ORDER BY bucket) AS seen,
+               sum(n) OVER (PARTITION BY place) AS total FROM buckets
+    ), quantiles AS (
+        SELECT place, {QUANTILE_SQL.format(level="0.50")} AS p50, {QUANTILE_SQL.format(level="0.95")} AS p95
+        FROM ranked GROUP BY place
+    )"""
+
+
 def _report_sql(
-    question: Question, *, is_priced: bool, within: str = "", has_cursor: bool = False, has_limit: bool = False
+    question: Question,
+    *,
+    is_priced: bool,
+    marks: _Marks,
+    within: str = "",
+    has_cursor: bool = False,
+    has_limit: bool = False,
+    has_quantiles: bool = True,
 ) -> str:
     by = question.by
     source = _source(*by, *question.filters)
     group = ", ".join(("step", *by))
     # Prices depend on who pays, model and time: sums by those first, and what is asked for from them.
     extra = tuple(name for name in (source.payer, "model") if is_priced and name not in by)
-    columns = ("at", *by, *extra, *SUMS, *_HISTOGRAM)
-    given = (columns, tuple(question.filters)) if not within else (columns, tuple(question.filters), within)
+    columns = ("at", *by, *extra, *SUMS, *(_HISTOGRAM if has_quantiles else ()))
+    parts = source.parts(columns, tuple(question.filters), *filter(None, [within]), marks=marks)
     sums = ", ".join(f"sum({name}) AS {name}" for name in SUMS)
     fine = ", ".join(("step", *by, *extra, "period"))
     valued = (
@@ -287,10 +355,12 @@ def _report_sql(
     shown = ", ".join(
         ("sums.step", *(f"sums.{name}" for name in by), *(f"coalesce({_NAME[n]}, '')" for n in by if n in _NAME),
          *(f"sums.{name}" for name in SUMS), "sums.currency", "sums.other_currency", "sums.pico", "sums.unpriced",
-         "quantiles.p50", "quantiles.p95")
+         *(("quantiles.p50", "quantiles.p95") if has_quantiles else ()))
     )  # fmt: skip
-    # Histograms are merged of the rows that are shown, by their place: numbers are told apart quicker than texts.
-    return f"""{source.parts(*given)}, stepped AS (
+    quantiles = (
+        f", placed AS (SELECT {group}, place FROM sums), {_QUANTILES_SQL.format(group=group)}" if has_quantiles else ""
+    )
+    return f"""{parts}, stepped AS (
         SELECT width_bucket(at, %(starts)s::timestamptz[]) AS step, {f"{_PERIOD}, " if is_priced else ""}
                {", ".join(columns[1:])} FROM parts
     ), {valued}sums AS MATERIALIZED (
@@ -299,34 +369,73 @@ def _report_sql(
             FROM {"valued" if is_priced else "stepped"} GROUP BY {group}
         ) AS every {after}
         ORDER BY {group} {"LIMIT %(limit)s" if has_limit else ""}
-    ), pairs AS (
-        SELECT place, unnest(ttft_buckets) AS bucket, unnest(ttft_counts) AS n
-        FROM stepped JOIN (SELECT {group}, place FROM sums) AS placed USING ({group}) WHERE ttft_buckets <> '{{}}'
-    ), buckets AS (
-        -- No bucket of a rollup counts more than an integer holds; adding those up is far cheaper.
-        SELECT place, bucket, sum(n::integer) AS n FROM pairs GROUP BY place, bucket
-    ), ranked AS (
-        SELECT place, bucket, sum(n) OVER (PARTITION BY place ORDER BY bucket) AS seen,
-               sum(n) OVER (PARTITION BY place) AS total FROM buckets
-    ), quantiles AS (
-        SELECT place, {QUANTILE_SQL.format(level="0.50")} AS p50, {QUANTILE_SQL.format(level="0.95")} AS p95
-        FROM ranked GROUP BY place
-    )
-    SELECT {shown} FROM sums LEFT JOIN quantiles USING (place)
+    ){quantiles}
+    SELECT {shown} FROM sums {"LEFT JOIN quantiles USING (place)" if has_quantiles else ""}
     {" ".join(_NAMED[name] for name in by if name in _NAMED)}
     ORDER BY sums.place
     """
 
 
-def _parameters(question: Question, first: int, last: int, changes: Sequence[datetime] = ()) -> dict[str, Any]:
-    """Of the steps ``first`` up to ``last``, not included. ``changes``: of prices."""
-    return {
-        "from": question.starts[first],
-        "to": question.starts[last],
+def _page_quantiles_sql(question: Question, marks: _Marks, within: str) -> str:
+    """Place and quantiles of the rows of a page; parameters ``placed_step`` and ``placed_<dimension>`` are columns."""
+    by = question.by
+    group = ", ".join(("step", *by))
+    columns = ("at", *by, *_HISTOGRAM)
+    source = _source(*by, *question.filters)
+    parts = source.parts(columns, tuple(question.filters), *filter(None, [within]), marks=marks)
+    placed = ", ".join(("%(placed_step)s::integer[]", *(f"%(placed_{name})s::text[]" for name in by)))
+    return f"""{parts}, stepped AS (
+        SELECT width_bucket(at, %(starts)s::timestamptz[]) AS step, {", ".join(columns[1:])} FROM parts
+    ), placed AS NOT MATERIALIZED (
+        SELECT * FROM unnest({placed}) WITH ORDINALITY AS each ({group}, place)
+    ), {_QUANTILES_SQL.format(group=group)}
+    SELECT place, p50, p95 FROM quantiles"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _State:
+    """Of the state that a report is read from: when prices change, and which quarters' rollups and sums do not hold."""
+
+    changes: Sequence[datetime]
+    touched: Sequence[datetime]
+    stale: Sequence[datetime]
+
+    @property
+    def marks(self) -> _Marks:
+        touched = self.touched
+        return _KNOWN if not touched or max(touched) - min(touched) <= _AT_MOST else _FOUND
+
+
+def _state(question: Question) -> _State:
+    with connection.cursor() as database:
+        database.execute(
+            f"{_FOUND.head}{_FOUND.stale_head}changes AS ({PRICE_CHANGES_SQL})"
+            " SELECT ARRAY(TABLE touched), ARRAY(TABLE stale), ARRAY(TABLE changes)",
+            {"from": question.starts[0], "to": question.starts[-1]},
+        )
+        touched, stale, changes = database.fetchone() or ((), (), ())
+    return _State(changes=sorted(changes), touched=touched, stale=stale)
+
+
+def _parameters(question: Question, first: int, last: int, state: _State | None = None) -> dict[str, Any]:
+    """Of the steps ``first`` up to ``last``, not included."""
+    start, end = question.starts[first], question.starts[last]
+    parameters = {
+        "from": start,
+        "to": end,
         "starts": list(question.starts[:-1]),
-        "changes": list(changes),
         **{f"is_{name}": value for name, value in question.filters.items()},
     }
+    if state is not None:
+        touched = [at for at in state.touched if start <= at < end]
+        parameters |= {
+            "changes": list(state.changes),
+            "touched": touched,
+            "touched_from": min(touched, default=start),
+            "touched_to": max(touched) + QUARTER if touched else start,
+            "stale": [at for at in state.stale if start <= at < end],
+        }
+    return parameters
 
 
 def usage_report(
@@ -336,23 +445,26 @@ def usage_report(
 
     All of a page is read from one state of the database; the next page from a later one.
 
-    Cost: one statement for the totals, and for the rows one to four, each of a stretch of the report (``_stretches``)
-    until the page is full. Each reads the rollups of its stretch, and the events of quarters not yet rolled up.
+    Cost: one statement for the totals, for the rows one to four, each of a stretch of the report (``_Stretch``) until
+    the page is full, and one for their quantiles. Each reads the rollups of its stretch, and the events of quarters not
+    yet rolled up; all of them may run in parallel workers.
     """
     with one_state():
-        changes = price_changes()
-        totals, costs, unpriced, is_coarse = _totals(question, changes) if with_totals else ({}, {}, 0, False)
+        state = _state(question)
+        totals, costs, unpriced, is_coarse = _totals(question, state) if with_totals else ({}, {}, 0, False)
         first, after = _decode(question, cursor) if cursor else (0, None)
-        if limit is None:
-            rows = _rows(question, changes, [_Stretch(first, len(question.starts) - 1)], after)
+        if limit is None or (with_totals and totals["requests"] <= FEW_REQUESTS):
+            n_wanted = None if limit is None else limit + 1
+            found = _rows(question, state, [_Stretch(first, len(question.starts) - 1)], after, n_wanted)
         elif question.step or question.by[:1] not in (("tenant",), ("key",)) or LEADING & question.filters.keys():
-            rows = _rows(question, changes, _steps(question, first), after, limit + 1)
+            found = _rows(question, state, _steps(question, first), after, limit + 1)
         else:
-            rows = _rows(question, changes, _ids(question, after[0] if after else "", limit + 1), after, limit + 1)
-    next_cursor = None
-    if limit is not None and len(rows) > limit:
-        rows = rows[:limit]
-        next_cursor = _encode(question, rows[-1])
+            found = _rows(question, state, _ids(question, after[0] if after else "", limit + 1), after, limit + 1)
+        has_more = limit is not None and len(found) > limit
+        if limit is not None:
+            found = _with_quantiles(question, state, found[:limit])
+    rows = list(map(_reader(question), found))
+    next_cursor = _encode(question, rows[-1]) if has_more else None
     return Report(
         question=question, rows=rows, totals=totals, costs=costs, unpriced=unpriced, next_cursor=next_cursor,
         is_coarse=is_coarse,
@@ -402,15 +514,15 @@ def _ids(question: Question, low: str, n_wanted: int) -> Iterator[_Stretch]:
 
 def _rows(
     question: Question,
-    changes: Sequence[datetime],
+    state: _State,
     stretches: Iterable[_Stretch],
     after: Sequence[str] | None,
     n_wanted: int | None = None,
-) -> list[Row]:
-    """The rows of the stretches, one after the other, until there are enough."""
-    rows: list[Row] = []
+) -> list[tuple[Any, ...]]:
+    """The rows of the stretches, one after the other, until there are enough; without quantiles if that is a number."""
+    rows: list[tuple[Any, ...]] = []
     for stretch in stretches:
-        parameters = _parameters(question, stretch.first, stretch.last, changes)
+        parameters = _parameters(question, stretch.first, stretch.last, state)
         within = ""
         if stretch.low or stretch.high is not None:
             # What the cursor names is in the first stretch, and left out by the cursor alone.
@@ -426,16 +538,35 @@ def _rows(
         if n_wanted is not None:
             parameters["limit"] = n_wanted - len(rows)
         sql = _report_sql(
-            question, is_priced=bool(changes), within=within, has_cursor=after is not None,
-            has_limit=n_wanted is not None,
+            question, is_priced=bool(state.changes), marks=state.marks, within=within, has_cursor=after is not None,
+            has_limit=n_wanted is not None, has_quantiles=n_wanted is None,
         )  # fmt: skip
         with connection.cursor() as database:
             database.execute(sql, parameters)
-            rows += map(_reader(question), database.fetchall())
+            rows += database.fetchall()
         after = None
         if n_wanted is not None and len(rows) >= n_wanted:
             break
     return rows
+
+
+def _with_quantiles(question: Question, state: _State, rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """The rows of a page, in order, with their quantiles. Histograms are merged of these alone."""
+    if not rows:
+        return []
+    by = question.by
+    parameters = _parameters(question, rows[0][0] - 1, rows[-1][0], state)
+    placed = zip(*(row[: 1 + len(by)] for row in rows), strict=True)
+    parameters |= {f"placed_{name}": list(values) for name, values in zip(("step", *by), placed, strict=True)}
+    within = ""
+    if by and by[0] in LEADING:
+        ids = parameters[f"placed_{by[0]}"]
+        within = f" AND {by[0]} >= %(low)s AND {by[0]} <= %(high)s"
+        parameters |= {"low": min(ids), "high": max(ids)}
+    with connection.cursor() as database:
+        database.execute(_page_quantiles_sql(question, state.marks, within), parameters)
+        quantiles = {place: (p50, p95) for place, p50, p95 in database.fetchall()}
+    return [(*row, *quantiles.get(place, (None, None))) for place, row in enumerate(rows, 1)]
 
 
 def stream_rows(question: Question) -> Iterator[Row]:
@@ -446,9 +577,9 @@ def stream_rows(question: Question) -> Iterator[Row]:
     with one_state(), connection.cursor() as setting, connection.chunked_cursor() as database:
         # All rows will be fetched: a plan that is quick for the first of them took minutes for a million.
         setting.execute("SET LOCAL cursor_tuple_fraction = 1")
-        changes = price_changes()
-        sql = _report_sql(question, is_priced=bool(changes))
-        database.execute(sql, _parameters(question, 0, len(question.starts) - 1, changes))
+        state = _state(question)
+        sql = _report_sql(question, is_priced=bool(state.changes), marks=state.marks)
+        database.execute(sql, _parameters(question, 0, len(question.starts) - 1, state))
         read = _reader(question)
         while batch := database.fetchmany(_FETCHED):
             yield from map(read, batch)
@@ -504,12 +635,12 @@ def one_state() -> Iterator[None]:
         yield
 
 
-def _totals(question: Question, changes: Sequence[datetime]) -> tuple[dict[str, int], dict[str, int], int, bool]:
+def _totals(question: Question, state: _State) -> tuple[dict[str, int], dict[str, int], int, bool]:
     """Sums, costs by currency, requests without a price, and whether hours were kept as a whole that days cut."""
     sums = ", ".join(f"sum({name}) AS {name}" for name in SUMS)
     source = _source(*question.filters)
     columns: tuple[str, ...]
-    if changes:
+    if state.changes:
         columns = ("at", "minutes", source.payer, "model", *SUMS)
         rest = f""", used AS (
             SELECT {source.payer}, model, period, bool_or(minutes = 60) AS is_wide, {sums}
@@ -523,8 +654,8 @@ def _totals(question: Question, changes: Sequence[datetime]) -> tuple[dict[str, 
     totals, costs, unpriced, has_wide = dict.fromkeys(SUMS, 0), {}, 0, False
     with connection.cursor() as database:
         database.execute(
-            source.parts(columns, tuple(question.filters)) + rest,
-            _parameters(question, 0, len(question.starts) - 1, changes),
+            source.parts(columns, tuple(question.filters), marks=state.marks) + rest,
+            _parameters(question, 0, len(question.starts) - 1, state),
         )
         for currency, *values, pico, n_unpriced, is_wide in database.fetchall():
             for name, value in zip(SUMS, values, strict=True):

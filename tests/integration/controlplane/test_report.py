@@ -8,6 +8,7 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -175,12 +176,27 @@ def books(rng: random.Random, checked: Callable[[list[Event]], None]) -> None:
     assert UsageQuarter.objects.count() > 60
 
 
+@pytest.fixture(autouse=True)
+def _much_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages are put together from stretches, as where there are many requests."""
+    monkeypatch.setattr(reporting, "FEW_REQUESTS", 10)
+
+
 def check_books(actor: Actor, zone: str) -> None:
     books(random.Random(zone), lambda events: check(actor, events, zone))
 
 
+MARKS = {"found": timedelta(days=-1), "known": timedelta(days=999)}
+"""How far apart touched quarters may lie so that a report reads its marks before: never, and however far."""
+
+
+def _mark(monkeypatch: pytest.MonkeyPatch, marks: str) -> None:
+    monkeypatch.setattr(reporting, "_AT_MOST", MARKS[marks])
+
+
 @pytest.mark.parametrize("zone", ZONES)
-def test_sums_agree_however_they_are_grouped(system: Actor, zone: str) -> None:
+def test_sums_agree_however_they_are_grouped(system: Actor, zone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _mark(monkeypatch, ("found", "known")[ZONES.index(zone) % 2])
     check_books(system, zone)
 
 
@@ -189,14 +205,21 @@ def _utc_days(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reporting, "day_start", lambda day, zone: right(day, ZoneInfo("UTC")))
 
 
+def _change(monkeypatch: pytest.MonkeyPatch, part: str, old: str, new: str) -> None:
+    for name in ("_FOUND", "_KNOWN"):
+        marks = getattr(reporting, name)
+        if old in getattr(marks, part):
+            wrong = replace(marks, **{part: getattr(marks, part).replace(old, new)})
+            monkeypatch.setattr(reporting, name, wrong)
+
+
 def _late_events_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = reporting._TOUCHED_SQL.replace("WHERE quarter", "WHERE false AND quarter")
-    monkeypatch.setattr(reporting, "_TOUCHED_SQL", wrong)
+    _change(monkeypatch, "tail", "WHERE arrived_at", "WHERE false AND arrived_at")
 
 
 def _touched_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = reporting._UNTOUCHED.replace(" AND at NOT IN (SELECT quarter FROM touched)", "")
-    monkeypatch.setattr(reporting, "_UNTOUCHED", wrong)
+    for old in ("at NOT IN (SELECT quarter FROM touched)", "at <> ALL (%(touched)s::timestamptz[])"):
+        _change(monkeypatch, "not_touched", old, "true")
 
 
 def _hours_of_utc(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,8 +230,17 @@ def _hours_of_utc(monkeypatch: pytest.MonkeyPatch) -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("mutant", [_utc_days, _late_events_ignored, _touched_counted_twice, _hours_of_utc])
-def test_a_wrong_report_is_seen(system: Actor, monkeypatch: pytest.MonkeyPatch, mutant: Callable[[Any], None]) -> None:
+@pytest.mark.parametrize(
+    ("mutant", "marks"),
+    [
+        (_utc_days, "known"), (_hours_of_utc, "known"),
+        *((mutant, marks) for mutant in (_late_events_ignored, _touched_counted_twice) for marks in MARKS),
+    ],
+)  # fmt: skip
+def test_a_wrong_report_is_seen(
+    system: Actor, monkeypatch: pytest.MonkeyPatch, mutant: Callable[[Any], None], marks: str
+) -> None:
+    _mark(monkeypatch, marks)
     mutant(monkeypatch)
     with pytest.raises((AssertionError, IndexError)):
         check_books(system, "Asia/Kolkata")
@@ -295,7 +327,10 @@ def test_the_page_narrows_and_turns_pages(system: Actor, monkeypatch: pytest.Mon
         assert b"".join(answer.streaming_content).count(b"\n" if kind == "csv" else b'"start"') > 3  # type: ignore[attr-defined]
 
 
-def test_the_page_takes_few_statements_however_much_there_is(django_assert_max_num_queries: Any) -> None:
+def test_the_page_takes_few_statements_however_much_there_is(
+    django_assert_max_num_queries: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reporting, "FEW_REQUESTS", 10_000)
     book(*random_events(random.Random(6), 200, NOW - timedelta(days=6), NOW))
     roll_up_finished(now=NOW, limit=50)
     client = signed_in("viewer")

@@ -373,16 +373,19 @@ class TestReport:
         assert data["requests"] == 60 == sum(int(line[3]) for line in lines[1:])
 
     def test_the_number_of_statements_is_bounded_however_long_the_span(
-        self, system: Actor, django_assert_num_queries: Any
+        self, system: Actor, django_assert_num_queries: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         book(*random_events(random.Random(5), 200, [f"ten_{n}" for n in range(20)]))
         roll_up_finished(limit=30)
         today = utc_now().date()
         question = usage_question(actor=system, from_day=today - timedelta(days=30), to_day=today)
-        with django_assert_num_queries(5):  # a savepoint, prices, the totals, and all rows at once
+        with django_assert_num_queries(5):  # a savepoint, prices and marks, the totals, and all rows at once
             usage_report(question, limit=None)
-        # The first day, and the 30 others.
-        with django_assert_num_queries(4 + 2):
+        with django_assert_num_queries(4 + 2):  # the rows of a page, and their quantiles
+            usage_report(question)
+        # Where there is much to read: the first day, the 30 others, and the quantiles of the page.
+        monkeypatch.setattr("controlplane.usage.report.FEW_REQUESTS", 0)
+        with django_assert_num_queries(4 + 3):
             usage_report(question)
 
     def test_quarantine_is_shown(self, api: ApiClient) -> None:
