@@ -95,10 +95,12 @@ def _asked(request: HttpRequest, n_days: int = DEFAULT_DAYS) -> tuple[ReportForm
     tenant = given.get("tenant", "")
     if tenant and not tenant.startswith("ten_") and (found := find_tenant(tenant, actor=actor)):
         tenant = found.id
-    to_day = given.get("to_day") or today
+    # As the page's own form names them, or as REST does.
+    from_day = given.get("from_day") or given.get("from")
+    to_day = given.get("to_day") or given.get("to") or today
     form = ReportForm(
         {
-            "from_day": given.get("from_day") or first_day(_as_day(to_day) or today, n_days=n_days),
+            "from_day": from_day or first_day(_as_day(to_day) or today, n_days=n_days),
             "to_day": to_day,
             "tz": timezone,
             "group_by": given.getlist("group_by") or list(DEFAULT_GROUP),

@@ -322,6 +322,9 @@ def test_the_page_narrows_and_turns_pages(system: Actor, monkeypatch: pytest.Mon
     few = client.get(f"{reverse('console:usage')}?{query}&tenant={tenant.id}").content.decode()
     assert "&lt;b&gt;Chat&lt;/b&gt;" in few
     assert "2026-11-01 14:00 +0530" in few
+    as_rest = query.replace("_day", "")
+    asked = client.get(f"{reverse('console:usage')}?{as_rest}&tenant={tenant.id}").context["form"]
+    assert [str(asked[name].value()) for name in ("from_day", "to_day")] == ["2026-10-31", "2026-11-02"]
     for kind in ("csv", "json"):
         answer = client.get(f"{reverse(f'console:usage_{kind}')}?{query}")
         assert b"".join(answer.streaming_content).count(b"\n" if kind == "csv" else b'"start"') > 3  # type: ignore[attr-defined]
