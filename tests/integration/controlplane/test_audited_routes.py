@@ -57,6 +57,8 @@ class Case:
     is_page: bool = False
     opened: Callable[[Client, World], dict[str, Any]] = lambda client, w: {}
     """What an earlier page tells, such as a secret; posted as well."""
+    follows: tuple[str, ...] = ()
+    """Actions that the first one brings with it, each with an entry of its own."""
 
 
 def _tenant(world: World) -> str:
@@ -147,7 +149,9 @@ CASES: dict[str, Case] = {
     "member_password": Case("user.password_reset"),
     "member_second_factor": Case("user.second_factor_reset"),
     "member_remove": Case("user.removed"),
-    "invitation": Case("invitation.accepted", lambda w: {"password": PASSWORD, "repeated": PASSWORD}),
+    "invitation": Case(
+        "invitation.accepted", lambda w: {"password": PASSWORD, "repeated": PASSWORD}, follows=("user.signed_in",)
+    ),
     "invitation_revoke": Case("invitation.revoked"),
     "tokens": Case("token.issued", lambda w: {"name": "new", "scopes": ["admin.read"]}),
     "token_revoke": Case("token.revoked"),
@@ -257,4 +261,7 @@ def test_a_mutation_on_the_console_leaves_one_entry_with_before_and_after(world:
             by = "invited@example.test" if name == "invitation" else operator.email
             found[name] = [(entry.action, by in entry.actor_label, states_of(entry)) for entry in entries]
             transaction.set_rollback(True)
-    assert found == {name: [(case.action, True, expected_states(case.action))] for name, case in CASES.items()}
+    assert found == {
+        name: [(action, True, expected_states(action)) for action in (case.action, *case.follows)]
+        for name, case in CASES.items()
+    }

@@ -241,9 +241,12 @@ def in_thread(work: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def n_waiting() -> int:
-    """Sessions that wait for an advisory lock."""
+    """Sessions that wait for an advisory lock of this database: other tests have theirs on the same server."""
     with connection.cursor() as cursor:
-        cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+        cursor.execute(
+            "SELECT count(*) FROM pg_locks JOIN pg_database ON pg_database.oid = pg_locks.database"
+            " WHERE locktype = 'advisory' AND NOT granted AND datname = current_database()"
+        )
         return int((cursor.fetchone() or (0,))[0])
 
 
