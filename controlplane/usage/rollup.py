@@ -71,7 +71,15 @@ ROLLUP_SQL = f"""
 """
 """Rows of ``usage_quarter`` computed from events; parameters ``from`` and ``to``, ``{where}`` for more conditions. The
 report uses it for quarters that are not rolled up."""
-_INSERT_SQL = f"INSERT INTO usage_quarter ({', '.join(COLUMNS)}) {ROLLUP_SQL.format(where='')}"
+_OF_QUARTER_SQL = ROLLUP_SQL.format(where="AND arrived_at >= %(first)s AND arrived_at < %(end)s")
+_OF_QUARTER_SQL = _OF_QUARTER_SQL.replace("%(from)s", "done.quarter")
+_OF_QUARTER_SQL = _OF_QUARTER_SQL.replace("%(to)s", "done.quarter + interval '15 minutes'")
+_INSERT_SQL = f"""
+    INSERT INTO usage_quarter ({", ".join(COLUMNS)})
+    SELECT tail.* FROM unnest(%(quarters)s::timestamptz[]) AS done (quarter)
+    CROSS JOIN LATERAL ({_OF_QUARTER_SQL}) AS tail
+"""
+_ROLLED_UP_AT_ONCE = 20
 
 SUM_DIMENSIONS = ("price_list", "pool", "model", "tier")
 """What ``usage_sum`` keeps apart."""
@@ -129,9 +137,9 @@ def roll_up_finished(*, now: datetime | None = None, limit: int = 1_000, report:
     latest = quarter_of(instant - SETTLE) - QUARTER
     touched = TouchedQuarter.objects.filter(quarter__lte=latest).order_by("quarter")
     quarters = list(touched.values_list("quarter", flat=True).distinct()[:limit])
-    for n_done, quarter in enumerate(quarters):
+    for n_done in range(0, len(quarters), _ROLLED_UP_AT_ONCE):
         report(n_done / len(quarters))
-        roll_up_quarter(quarter)
+        _roll_up(quarters[n_done : n_done + _ROLLED_UP_AT_ONCE])
     sum_up_stale(limit=limit)
     hours = TouchedHour.objects.filter(hour__lte=_latest_finished(instant)).order_by("hour")
     for hour in list(hours.values_list("hour", flat=True).distinct()[:limit]):
@@ -142,19 +150,26 @@ def roll_up_finished(*, now: datetime | None = None, limit: int = 1_000, report:
 
 
 def roll_up_quarter(at: datetime) -> None:
-    """Replace the rollups of one quarter of an hour by what its events say.
+    """Replace the rollups of one quarter of an hour by what its events say; its sums are left to ``sum_up_stale``."""
+    _roll_up([at])
+
+
+def _roll_up(quarters: Sequence[datetime]) -> None:
+    """As ``roll_up_quarter``, some quarters in one transaction.
 
     The marks that are visible go first, the events are read afterwards: a batch that commits in between leaves its
     own mark behind, so that the quarter counts as touched until it is computed again.
     """
     for parent in MONTHLY:
-        ensure_days([at.date()], parent)
+        ensure_days({at.date() for at in quarters}, parent)
     with transaction.atomic(), connection.cursor() as cursor:
         lock_rollups(cursor)
-        TouchedQuarter.objects.filter(quarter=at).delete()
-        UsageQuarter.objects.filter(at=at).delete()
-        cursor.execute(_INSERT_SQL, {"from": at, "to": at + QUARTER})
-        sum_up([at])
+        TouchedQuarter.objects.filter(quarter__in=quarters).delete()
+        UsageQuarter.objects.filter(at__in=quarters).delete()
+        cursor.execute(
+            _INSERT_SQL, {"quarters": list(quarters), "first": min(quarters), "end": max(quarters) + QUARTER}
+        )
+        StaleSum.objects.bulk_create([StaleSum(quarter=at) for at in quarters])
 
 
 def lock_rollups(cursor: Any) -> None:
