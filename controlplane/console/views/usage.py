@@ -209,9 +209,11 @@ def report(request: HttpRequest) -> HttpResponseBase:
 
 def _shown(question: Question, found: Report) -> dict[str, Any]:
     heads = [question.step.capitalize()] if question.step else []
+    heads += [LABELS[name] for name in question.by]
     return {
         "report": found,
-        "heads": heads + [LABELS[name] for name in question.by],
+        "heads": heads,
+        "n_columns": len(heads) + 5 + bool(found.costs),
         "rows": [{"row": row, "cells": _cells(question, row), "cost": _cost(row)} for row in found.rows],
         "costs": [{"currency": currency, **_amount(pico)} for currency, pico in sorted(found.costs.items())],
         "chart": _chart(question),
