@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from router_ext import compiled
 
@@ -140,6 +141,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return nodeid if folder == "property" else module
 
     return ByServers(config, log)
+
+
+@pytest.fixture(autouse=True)
+def logs_stay_as_they_are() -> Iterator[None]:
+    """A test that configures logs of its process anew would make others, much later, look for lines in vain."""
+    before = structlog.get_config()["processors"]
+    yield
+    assert structlog.get_config()["processors"] is before, "logs were configured anew"
 
 
 @pytest.fixture(scope="session")

@@ -161,6 +161,6 @@ BODY = {"inputs": "a b c", "parameters": {"max_new_tokens": 5, "details": True}}
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not condition():  # noqa: ASYNC110 - what is awaited has no event
             await asyncio.sleep(0.001)
