@@ -7,6 +7,7 @@ table in ``docs/compatibility.md`` is made of it (``support.documented``).
 from __future__ import annotations
 
 import json
+import math
 import re
 import tomllib
 from pathlib import Path
@@ -76,15 +77,26 @@ def router_differences(exchange: dict[str, Any], status: int, headers: dict[str,
         return [] if "tgi_request_count" in body.decode() else ["other metrics"]
     plain = {name: value for name, value in headers.items() if name not in OWN_HEADERS}
     kept = [pair for pair in response["headers"] if pair[0].lower() not in CORS]
-    compared = {**exchange, "response": {**response, "headers": kept}}
-    if exchange["request"]["path"] == "/v1/completions" and shapes[0] == "JSON":
-        # Choices come in the order of their ends.
-        data = json.loads(recorded)
-        data["choices"].sort(key=lambda choice: choice["index"])
-        compared["response"]["body"] = [[0, json.dumps(data)]]
+    compared = {**exchange, "response": {**response, "headers": kept, "body": list(response["body"])}}
+    if exchange["request"]["path"] == "/v1/completions":
+        # Prompts of one request are served side by side: whichever ends first comes first.
+        if shapes[0] == "JSON":
+            data = json.loads(recorded)
+            data["choices"].sort(key=lambda choice: choice["index"])
+            compared["response"]["body"] = [[0, json.dumps(data)]]
+        else:
+            compared["response"]["body"].sort(key=lambda piece: _prompt_of(piece[1]))
+            body = "\n\n".join(sorted(body.decode().split("\n\n"), key=_prompt_of)).encode()
     return [
         re.sub(r"^(event) \d+", r"\1", line) for line in differences(compared, status, plain, body, same_weights=False)
     ]
+
+
+def _prompt_of(event: str) -> float:
+    """Index of the prompt that an event of a stream belongs to; infinity for what ends the stream."""
+    if not event.startswith("data: {"):
+        return math.inf
+    return next((float(choice["index"]) for choice in json.loads(event[6:]).get("choices", [])), math.inf)
 
 
 def _shape(kind: str, body: str) -> str:
