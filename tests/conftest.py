@@ -17,8 +17,13 @@ from typing import Any
 
 import pytest
 import structlog
+from hypothesis import HealthCheck, settings
 
 from router_ext import compiled
+
+# No test is timed: hypothesis would fail an example after 200 ms, which a busy machine takes for any of them.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 TESTS = Path(__file__).parent
 LATE = {"e2e": 1, "property": 2}
