@@ -90,7 +90,7 @@ class QuarantinedEvent(models.Model):
         db_table = "usage_quarantine"
 
 
-class UsageQuarter(models.Model):
+class RollupSums(models.Model):
     """Sums over the requests that arrived within ``minutes`` (15 or 60) from ``at``, a full quarter of an hour UTC.
 
     Partitioned by month. 60: of a whole hour, all in the row of its first quarter; only where nothing finer was kept.
@@ -98,11 +98,8 @@ class UsageQuarter(models.Model):
     a sparse histogram (``usage.histogram``).
     """
 
-    pk = models.CompositePrimaryKey("at", "tenant", "key", "pool", "model", "tier")
     at = models.DateTimeField()
     minutes = models.SmallIntegerField()
-    tenant = models.TextField()
-    key = models.TextField()
     pool = models.TextField()
     model = models.TextField()
     tier = models.TextField()
@@ -117,34 +114,30 @@ class UsageQuarter(models.Model):
     ttft_counts = ArrayField(models.BigIntegerField())
 
     class Meta:
+        abstract = True
+
+
+class UsageQuarter(RollupSums):
+    """Rollups of one tenant's key."""
+
+    pk = models.CompositePrimaryKey("at", "tenant", "key", "pool", "model", "tier")
+    tenant = models.TextField()
+    key = models.TextField()
+
+    class Meta:
         managed = False
         db_table = "usage_quarter"
 
 
-class UsageSum(models.Model):
+class UsageSum(RollupSums):
     """Rollups of one quarter of an hour over all tenants and keys, by the price list they pay by; "" for none.
 
-    What reports by neither tenant nor key read: few rows, however many tenants there are. Partitioned by month. Made of
-    ``UsageQuarter`` alone, whose columns it has otherwise; ``minutes``: the longest of them. The histogram of all price
-    lists together stands in the row of the first.
+    What reports by neither tenant nor key read: few rows, however many tenants there are. Made of ``UsageQuarter``
+    alone; ``minutes``: the longest of them. The histogram of all price lists together stands in the row of the first.
     """
 
     pk = models.CompositePrimaryKey("at", "price_list", "pool", "model", "tier")
-    at = models.DateTimeField()
-    minutes = models.SmallIntegerField()
     price_list = models.TextField()
-    pool = models.TextField()
-    model = models.TextField()
-    tier = models.TextField()
-    requests = models.BigIntegerField()
-    completed = models.BigIntegerField()
-    prompt_tokens = models.BigIntegerField()
-    output_tokens = models.BigIntegerField()
-    recomputed_tokens = models.BigIntegerField()
-    resumed_tokens = models.BigIntegerField()
-    kv_token_ms = models.BigIntegerField()
-    ttft_buckets = ArrayField(models.IntegerField())
-    ttft_counts = ArrayField(models.BigIntegerField())
 
     class Meta:
         managed = False
