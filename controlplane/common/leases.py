@@ -76,6 +76,20 @@ class Leased(models.Model):
         abstract = True
 
 
+def constraints(name: str) -> list[models.BaseConstraint]:
+    """What the database holds rows of jobs to, at most one active per kind; each constraint's name begins with
+    ``name``."""
+    return [
+        models.UniqueConstraint(fields=["kind"], condition=Q(state__in=ACTIVE), name=f"{name}_one_active"),
+        models.CheckConstraint(condition=Q(state__in=JobState.values), name=f"{name}_state_known"),
+        models.CheckConstraint(condition=Q(progress__gte=0, progress__lte=1), name=f"{name}_progress_range"),
+        models.CheckConstraint(
+            condition=~Q(state=JobState.RUNNING) | (Q(lease_until__isnull=False) & ~Q(lease="")),
+            name=f"{name}_running_has_lease",
+        ),
+    ]
+
+
 def free(now: datetime) -> Q:
     """Jobs that nobody runs: queued ones, and those whose worker fell silent."""
     return Q(state=JobState.QUEUED) | lapsed(now)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from django.db import models
 
+from controlplane.common import leases
 from controlplane.common.ids import new_id
-from controlplane.common.leases import ACTIVE, JobState, JobTrigger, Leased
+from controlplane.common.leases import JobTrigger, Leased
 
 
 class Versioned(models.Model):
@@ -81,17 +82,4 @@ class BackgroundJob(Leased):
     class Meta:
         db_table = "common_background_job"
         indexes = [models.Index(fields=["kind", "-id"], name="background_job_of_kind")]
-        constraints = [
-            models.UniqueConstraint(
-                fields=["kind"], condition=models.Q(state__in=ACTIVE), name="background_job_one_active"
-            ),
-            models.CheckConstraint(condition=models.Q(state__in=JobState.values), name="background_job_state_known"),
-            models.CheckConstraint(
-                condition=models.Q(progress__gte=0, progress__lte=1), name="background_job_progress_range"
-            ),
-            models.CheckConstraint(
-                condition=~models.Q(state=JobState.RUNNING)
-                | (models.Q(lease_until__isnull=False) & ~models.Q(lease="")),
-                name="background_job_running_has_lease",
-            ),
-        ]
+        constraints = leases.constraints("background_job")

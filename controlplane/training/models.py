@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from django.db import models
 
+from controlplane.common import leases
 from controlplane.common.ids import new_id
-from controlplane.common.leases import JobState, JobTrigger, Leased
+from controlplane.common.leases import JobTrigger, Leased
 
 
 def _dataset_id() -> str:
@@ -89,20 +90,7 @@ class Job(Leased):
     artifact = models.ForeignKey(Artifact, on_delete=models.PROTECT, null=True)
 
     class Meta:
-        constraints = [
-            models.UniqueConstraint(
-                fields=["kind"],
-                condition=models.Q(state__in=[JobState.QUEUED, JobState.RUNNING]),
-                name="job_one_active",
-            ),
-            models.CheckConstraint(condition=models.Q(state__in=JobState.values), name="job_state_known"),
-            models.CheckConstraint(condition=models.Q(progress__gte=0, progress__lte=1), name="job_progress_range"),
-            models.CheckConstraint(
-                condition=~models.Q(state=JobState.RUNNING)
-                | (models.Q(lease_until__isnull=False) & ~models.Q(lease="")),
-                name="job_running_has_lease",
-            ),
-        ]
+        constraints = leases.constraints("job")
 
 
 class Evaluation(models.Model):
