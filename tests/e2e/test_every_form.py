@@ -19,7 +19,8 @@ from controlplane.accounts.models import Role
 from controlplane.accounts.totp import code, counter
 from controlplane.audit.models import AuditEntry
 from controlplane.common.clock import utc_now
-from controlplane.training.models import Job, JobState, Promotion
+from controlplane.common.leases import JobState
+from controlplane.training.models import Job, Promotion
 from controlplane.usage.prices import create_price_list
 from tests.support.console_pages import FORMS, NOT_OURS, WIDE, Console, Looking, answers_by_role, is_file
 from tests.support.control_plane import (
