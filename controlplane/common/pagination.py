@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +12,7 @@ from rest_framework.pagination import BasePagination
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from controlplane.common import cursors
 from controlplane.common.sorting import SortKey, sorted_rows
 
 DEFAULT_LIMIT = 100
@@ -99,7 +98,7 @@ def read_limit(text: str | None) -> int:
 
 def cursor_of(key: str) -> str:
     """The cursor of the page behind the row of this key."""
-    return base64.urlsafe_b64encode(key.encode()).decode().rstrip("=")
+    return cursors.sealed(key.encode())
 
 
 def key_of(cursor: str) -> str:
@@ -109,10 +108,10 @@ def key_of(cursor: str) -> str:
         ValidationError: this is no cursor.
     """
     try:
-        text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode()
+        text = cursors.opened(cursor).decode()
         if not text or "\0" in text:
             raise ValueError("no key of a row")
-    except (ValueError, binascii.Error) as error:
+    except ValueError as error:
         raise _not_a_cursor() from error
     return text
 

@@ -6,8 +6,6 @@ other row from one page to another.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from typing import Any, TypeVar
 from django.db.models import F, Model, Q, QuerySet
 from django.db.models.expressions import Combinable
 
+from controlplane.common import cursors
 from controlplane.common.errors import Invalid
 
 M = TypeVar("M", bound=Model)
@@ -56,16 +55,16 @@ def sorted_rows(
 
 def _cursor(row: Any) -> str:
     text = json.dumps([row._key, row.pk], default=str)
-    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+    return cursors.sealed(text.encode())
 
 
 def _opened(cursor: str, *, is_text: bool) -> tuple[Any, str]:
     try:
-        text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode()
+        text = cursors.opened(cursor).decode()
         value, pk = json.loads(text)
         is_key = isinstance(value, str) if is_text else type(value) in (int, float) and abs(value) < MOST
         if not is_key or not isinstance(pk, str) or b"\0" in f"{value}{pk}".encode():
             raise ValueError("no key of a row")
-    except (ValueError, binascii.Error, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise Invalid({"cursor": "not a cursor of this list"}) from error
     return value, pk
